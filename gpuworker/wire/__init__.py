@@ -1,0 +1,1 @@
+"""Versioned messages between gateways, dispatcher, workers and controller, and how they travel."""

@@ -1,0 +1,50 @@
+"""Length-prefixed msgpack over a stream: four bytes big-endian, then one message. Pure: bytes in, messages out."""
+
+import msgspec
+
+from gpuworker.wire.messages import AnyMessage
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+_LENGTH_BYTES = 4
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+class WireError(Exception):
+    """The peer broke the protocol: oversized frame or undecodable message. The connection must be closed."""
+
+
+def encode(message: AnyMessage) -> bytes:
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise WireError(f"message of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+class FrameDecoder:
+    """Reassembles messages from arbitrarily split reads; holds at most one incomplete frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[AnyMessage]:
+        """Messages completed by `data`, in order. Raises WireError."""
+        buffer = self._buffer
+        buffer += data
+        messages: list[AnyMessage] = []
+        position = 0
+        while len(buffer) - position >= _LENGTH_BYTES:
+            length = int.from_bytes(buffer[position : position + _LENGTH_BYTES], "big")
+            if length > MAX_FRAME_BYTES:
+                raise WireError(f"frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+            end = position + _LENGTH_BYTES + length
+            if len(buffer) < end:
+                break
+            try:
+                messages.append(_decoder.decode(memoryview(buffer)[position + _LENGTH_BYTES : end]))
+            except msgspec.MsgspecError as error:
+                raise WireError(f"undecodable message: {error}") from error
+            position = end
+        del buffer[:position]
+        return messages

@@ -1,0 +1,20 @@
+"""What the gateway knows of a model it routes to. No Django here."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """The version of a model that requests run on now.
+
+    `digest` is the weights' digest (see `gpuworker.manifest`); the tokenizer and the chat template the gateway
+    needs lie in the weight store under that digest. `max_context_tokens` bounds prompt plus output.
+    """
+
+    slug: str
+    digest: str
+    max_context_tokens: int
+    owned_by: str
+    created_at: datetime
+    revision: int

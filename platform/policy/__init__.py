@@ -1,0 +1,1 @@
+"""Pure decisions: only the standard library; time and randomness are arguments."""
