@@ -1,4 +1,4 @@
-"""The usage record: what the gateway writes at the end of every request, and the ledger prices. No Django here."""
+"""The usage record the gateway writes at the end of every request and the ledger prices. No Django here."""
 
 from dataclasses import dataclass
 

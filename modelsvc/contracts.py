@@ -8,8 +8,8 @@ from datetime import datetime
 class ModelRoute:
     """The version of a model that requests run on now.
 
-    `digest` is the weights' digest (see `gpuworker.manifest`); the tokenizer and the chat template the gateway
-    needs lie in the weight store under that digest. `max_context_tokens` bounds prompt plus output.
+    `digest` is the weights' digest (see `gpuworker.manifest`). The tokenizer and the chat template lie in
+    the weight store under that digest. `max_context_tokens` bounds prompt plus output.
     """
 
     slug: str

@@ -1,4 +1,4 @@
-"""Length-prefixed msgpack over a stream: four bytes big-endian, then one message. Pure: bytes in, messages out."""
+"""Length-prefixed msgpack over a stream: four bytes big-endian, then one message. Pure, no sockets."""
 
 import msgspec
 

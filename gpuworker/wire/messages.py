@@ -69,7 +69,7 @@ class Hello(Message):
 
 
 class Welcome(Message):
-    """Answer to Hello. From a worker it repeats the digest, which the gateway checks before it sends a byte."""
+    """Answer to Hello. A worker repeats its digest; the gateway checks it before it sends a byte."""
 
     version: int
     id: str
@@ -148,7 +148,7 @@ class Placed(Message):
 
 
 class Ended(Message):
-    """The request ended without reaching a worker: cancelled, deadline_exceeded, queue_full, no_replica, refused."""
+    """Ended without a worker: cancelled, deadline_exceeded, queue_full, no_replica, refused."""
 
     sid: int
     code: str

@@ -14,9 +14,7 @@ class MissingSetting(Exception):
 def _required(name: str, purpose: str) -> str:
     value = os.environ.get(name, "")
     if not value:
-        raise MissingSetting(
-            f"{name} is not set ({purpose}); `make up` sets it, see docs/operations.md"
-        )
+        raise MissingSetting(f"{name} is not set ({purpose}); `make up` sets it, see docs/operations.md")
     return value
 
 
@@ -39,9 +37,7 @@ def dispatch_address() -> str:
 
 
 def wire_secret() -> str:
-    return _required(
-        "SLUICE_WIRE_SECRET", "shared secret of gateways, dispatcher, workers and controller"
-    )
+    return _required("SLUICE_WIRE_SECRET", "shared secret of gateways, dispatcher, workers and controller")
 
 
 def gateway_id() -> str:
@@ -50,9 +46,7 @@ def gateway_id() -> str:
 
 def key_pepper() -> bytes:
     """Secret under which API keys are hashed. Losing it makes every issued key useless."""
-    return bytes.fromhex(
-        _required("SLUICE_KEY_PEPPER", "hex secret under which API keys are hashed")
-    )
+    return bytes.fromhex(_required("SLUICE_KEY_PEPPER", "hex secret under which API keys are hashed"))
 
 
 def gateway_database_url() -> str:

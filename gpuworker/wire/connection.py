@@ -1,0 +1,131 @@
+"""One asyncio connection carrying wire messages, over a Unix socket or TCP: connect, listen, send, close.
+
+The message callback runs inside the read callback, without a task or a queue. Sending never blocks:
+past `MAX_OUTBOX_BYTES` unsent the peer counts as stuck and the connection is aborted, as its owner sees.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuworker.wire.framing import FrameDecoder, WireError, encode
+from gpuworker.wire.messages import AnyMessage
+
+MAX_OUTBOX_BYTES = 32 * 1024 * 1024
+_BACKLOG = 4096
+
+logger = logging.getLogger(__name__)
+
+OnMessage = Callable[["Connection", AnyMessage], None]
+OnClose = Callable[["Connection", str], None]
+
+
+class Connection(asyncio.Protocol):
+    """`on_close(connection, cause)` is called exactly once, however the connection ends.
+
+    `last_received` is the event loop's time of the last bytes, for liveness checks.
+    An exception raised by `on_message` closes this connection only, and is logged.
+    """
+
+    def __init__(self, on_message: OnMessage, on_close: OnClose) -> None:
+        self._on_message = on_message
+        self._on_close = on_close
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._cause = "closed by peer"
+        self._loop = asyncio.get_running_loop()
+        self.last_received = self._loop.time()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def outbox_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def send(self, message: AnyMessage) -> bool:
+        """False when the connection is closed or was just aborted because the peer does not read."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() > MAX_OUTBOX_BYTES:
+            self._cause = "peer does not read"
+            transport.abort()
+            return False
+        transport.write(encode(message))
+        return True
+
+    def close(self, cause: str = "closed here") -> None:
+        """Flush what was sent, then close."""
+        if self.is_open and self._transport is not None:
+            self._cause = cause
+            self._transport.close()
+
+    def abort(self, cause: str) -> None:
+        """Close now; unsent bytes are lost."""
+        if self._transport is not None:
+            self._cause = cause
+            self._transport.abort()
+
+    # -- asyncio.Protocol ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.last_received = self._loop.time()
+        try:
+            for message in self._decoder.feed(data):
+                if not self.is_open:
+                    return
+                self._on_message(self, message)
+        except WireError as error:
+            logger.warning("wire: closing a connection: %s", error)
+            self.abort(str(error))
+        except Exception:
+            logger.exception("wire: message handler failed, closing the connection")
+            self.abort("message handler failed")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_close(self, str(exc) if exc else self._cause)
+
+
+def _parse(address: str) -> tuple[str, int] | Path:
+    scheme, _, rest = address.partition(":")
+    if scheme == "unix" and rest:
+        return Path(rest)
+    if scheme == "tcp" and rest.startswith("//"):
+        host, _, port = rest[2:].rpartition(":")
+        if host and port.isdigit():
+            return host.strip("[]"), int(port)
+    raise ValueError(f"address must be unix:/path or tcp://host:port, not {address!r}")
+
+
+async def connect(address: str, on_message: OnMessage, on_close: OnClose) -> Connection:
+    """Raises OSError when nobody listens there."""
+    loop = asyncio.get_running_loop()
+    target = _parse(address)
+    if isinstance(target, Path):
+        _, connection = await loop.create_unix_connection(
+            lambda: Connection(on_message, on_close), str(target)
+        )
+    else:
+        _, connection = await loop.create_connection(lambda: Connection(on_message, on_close), *target)
+    return connection
+
+
+async def listen(address: str, on_message: OnMessage, on_close: OnClose) -> asyncio.AbstractServer:
+    """A stale socket file is replaced. Raises OSError when the address is taken."""
+    loop = asyncio.get_running_loop()
+    target = _parse(address)
+    if isinstance(target, Path):
+        if target.is_socket():
+            target.unlink()
+        return await loop.create_unix_server(
+            lambda: Connection(on_message, on_close), str(target), backlog=_BACKLOG
+        )
+    return await loop.create_server(lambda: Connection(on_message, on_close), *target, backlog=_BACKLOG)

@@ -1,0 +1,4 @@
+"""Django settings."""
+
+SECRET_KEY = "replaced"
+INSTALLED_APPS: list[str] = []
