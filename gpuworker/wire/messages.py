@@ -55,7 +55,7 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     max_rows: int
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     version: int
     role: str  # gateway | worker | controller
     id: str  # stable name, for people: gateway-0, worker-0
@@ -68,7 +68,7 @@ class Hello(Message):
     running: list[RowKey] = []  # worker: rows it still runs, after the dispatcher was lost
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """Answer to Hello. A worker repeats its digest; the gateway checks it before it sends a byte."""
 
     version: int
@@ -77,12 +77,12 @@ class Welcome(Message):
     digest: str = ""
 
 
-class Refusal(Message):
+class Refusal(Message, frozen=True):
     code: str  # bad_version | bad_secret | bad_role | duplicate_id
     message: str
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     """Both directions, every HEARTBEAT_MS when nothing else was sent."""
 
 
@@ -96,7 +96,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     seed: int = 0  # always chosen, by the gateway when the client gave none
 
 
-class Submit(Message):
+class Submit(Message, frozen=True):
     sid: int
     request_id: str  # UUIDv7
     attempt: int
@@ -114,7 +114,7 @@ class Submit(Message):
     deadline_ms: int = 600_000  # time left
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     """Gateway to dispatcher and, once placed, to the worker too. Unknown or ended rows: ignored."""
 
     sid: int
@@ -124,7 +124,7 @@ class Cancel(Message):
 # -- dispatcher to gateway --------------------------------------------------------------------------------
 
 
-class WorkerUp(Message):
+class WorkerUp(Message, frozen=True):
     id: str
     incarnation: str
     address: str
@@ -133,7 +133,7 @@ class WorkerUp(Message):
     max_tokens: int
 
 
-class WorkerDown(Message):
+class WorkerDown(Message, frozen=True):
     """After this, rows placed on that incarnation produce nothing more."""
 
     id: str
@@ -141,13 +141,13 @@ class WorkerDown(Message):
     cause: str
 
 
-class Placed(Message):
+class Placed(Message, frozen=True):
     sid: int
     worker: str  # incarnation
     queue_ms: int
 
 
-class Ended(Message):
+class Ended(Message, frozen=True):
     """Ended without a worker: cancelled, deadline_exceeded, queue_full, no_replica, refused."""
 
     sid: int
@@ -159,19 +159,19 @@ class Ended(Message):
 # -- dispatcher to worker ---------------------------------------------------------------------------------
 
 
-class Run(Message):
+class Run(Message, frozen=True):
     """A Submit, addressed: the worker refuses a digest it does not hold."""
 
     gateway: str
     submit: Submit
 
 
-class CancelRow(Message):
+class CancelRow(Message, frozen=True):
     row: RowKey
     reason: str
 
 
-class GatewayGone(Message):
+class GatewayGone(Message, frozen=True):
     """The gateway stopped heart-beating: end all its rows with reason gateway_lost."""
 
     gateway: str
@@ -180,7 +180,7 @@ class GatewayGone(Message):
 # -- worker to dispatcher ---------------------------------------------------------------------------------
 
 
-class Report(Message):
+class Report(Message, frozen=True):
     """State after a step that changed something, and at least every HEARTBEAT_MS."""
 
     seq: int
@@ -197,7 +197,7 @@ class Report(Message):
     ended: list[RowKey] = []
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """The worker did not take the row. Nothing was computed, nothing is held."""
 
     row: RowKey
@@ -223,7 +223,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     message: str = ""
 
 
-class Frame(Message):
+class Frame(Message, frozen=True):
     """What one step produced for one gateway. Columns of equal length, then the rows that ended.
 
     `starts[i]` is the number of output tokens of row i before this frame, so that a gap shows.
@@ -260,14 +260,14 @@ class UsageCheckpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at_ms: int  # Unix time
 
 
-class Collect(Message):
+class Collect(Message, frozen=True):
     """Controller to worker: send journal records after this position, at most `limit`."""
 
     after: int
     limit: int = 1000
 
 
-class Collected(Message):
+class Collected(Message, frozen=True):
     """`positions` end where the records end; the controller acknowledges with the next Collect."""
 
     records: list[UsageCheckpoint]
@@ -312,7 +312,7 @@ class GatewayView(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
 
 
-class FleetState(Message):
+class FleetState(Message, frozen=True):
     """The whole fleet as the dispatcher sees it; sent to controllers every FLEET_MS."""
 
     seq: int
