@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from gpuworker.wire.framing import FrameDecoder, WireError, encode
 from gpuworker.wire.messages import AnyMessage
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 OnMessage = Callable[["Connection", AnyMessage], None]
 OnClose = Callable[["Connection", str], None]
+OnOpen = Callable[["Connection"], None]
 
 
 class Connection(asyncio.Protocol):
@@ -28,9 +30,10 @@ class Connection(asyncio.Protocol):
     An exception raised by `on_message` closes this connection only, and is logged.
     """
 
-    def __init__(self, on_message: OnMessage, on_close: OnClose) -> None:
+    def __init__(self, on_message: OnMessage, on_close: OnClose, on_open: OnOpen | None = None) -> None:
         self._on_message = on_message
         self._on_close = on_close
+        self._on_open = on_open
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._cause = "closed by peer"
@@ -72,8 +75,9 @@ class Connection(asyncio.Protocol):
     # -- asyncio.Protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in shape, not by class
+        if self._on_open is not None:
+            self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
         self.last_received = self._loop.time()
@@ -118,14 +122,18 @@ async def connect(address: str, on_message: OnMessage, on_close: OnClose) -> Con
     return connection
 
 
-async def listen(address: str, on_message: OnMessage, on_close: OnClose) -> asyncio.AbstractServer:
+async def listen(
+    address: str, on_message: OnMessage, on_close: OnClose, on_open: OnOpen | None = None
+) -> asyncio.AbstractServer:
     """A stale socket file is replaced. Raises OSError when the address is taken."""
     loop = asyncio.get_running_loop()
     target = _parse(address)
+
+    def factory() -> Connection:
+        return Connection(on_message, on_close, on_open)
+
     if isinstance(target, Path):
         if target.is_socket():
             target.unlink()
-        return await loop.create_unix_server(
-            lambda: Connection(on_message, on_close), str(target), backlog=_BACKLOG
-        )
-    return await loop.create_server(lambda: Connection(on_message, on_close), *target, backlog=_BACKLOG)
+        return await loop.create_unix_server(factory, str(target), backlog=_BACKLOG)
+    return await loop.create_server(factory, *target, backlog=_BACKLOG)

@@ -1,0 +1,99 @@
+"""In-memory peers for the dispatcher's core: they record what they are sent."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from gpuworker.wire.messages import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Capacity,
+    Hello,
+    Report,
+    RowKey,
+    Sampling,
+    Submit,
+    pack_ids,
+)
+
+T = TypeVar("T")
+
+
+@dataclass
+class Inbox:
+    messages: list[AnyMessage] = field(default_factory=list)
+
+    def send(self, message: AnyMessage) -> bool:
+        self.messages.append(message)
+        return True
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [m for m in self.messages if isinstance(m, kind)]
+
+
+def hello(
+    role: str,
+    name: str,
+    incarnation: str,
+    *,
+    digest: str = "d1",
+    blocks: int = 64,
+    max_rows: int = 32,
+    max_tokens: int = 1_000,
+    running: list[RowKey] | None = None,
+) -> Hello:
+    return Hello(
+        version=PROTOCOL_VERSION,
+        role=role,
+        id=name,
+        incarnation=incarnation,
+        secret="s",
+        address="unix:/none" if role == "worker" else "",
+        model="demo" if role == "worker" else "",
+        digest=digest if role == "worker" else "",
+        capacity=Capacity(blocks=blocks, block_size=16, max_tokens=max_tokens, max_rows=max_rows)
+        if role == "worker"
+        else None,
+        running=running or [],
+    )
+
+
+def submit(
+    sid: int, *, prompt: int = 10, digest: str = "d1", klass: str = "interactive", **fields: int
+) -> Submit:
+    return Submit(
+        sid=sid,
+        request_id=f"r{sid}",
+        attempt=1,
+        tenant="t",
+        model="demo",
+        digest=digest,
+        klass=klass,
+        prompt=pack_ids([1] * prompt),
+        max_tokens=16,
+        sampling=Sampling(),
+        **fields,
+    )
+
+
+def report(
+    seq: int,
+    *,
+    free_blocks: int = 64,
+    pending: int = 0,
+    prefilled: list[RowKey] | None = None,
+    ended: list[RowKey] | None = None,
+) -> Report:
+    return Report(
+        seq=seq,
+        running=0,
+        waiting=0,
+        pending_prefill_tokens=pending,
+        free_blocks=free_blocks,
+        step=seq,
+        step_ms=1.0,
+        batch_rows=0,
+        tokens_per_s=0.0,
+        preemptions=0,
+        prefilled=prefilled or [],
+        ended=ended or [],
+    )

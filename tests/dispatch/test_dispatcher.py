@@ -1,0 +1,249 @@
+"""Order, placement and endings decided by the dispatcher, on a manual clock."""
+
+import pytest
+
+from dispatch.dispatcher import Dispatcher, Limits
+from dispatch.queues import Queue, Request
+from gpuworker.wire.messages import (
+    Cancel,
+    CancelRow,
+    Ended,
+    GatewayGone,
+    Placed,
+    Refused,
+    RowKey,
+    Run,
+    WorkerDown,
+    WorkerUp,
+)
+from policy.ids import uuid7
+from tests.dispatch.peers import Inbox, hello, report, submit
+
+
+class Scene:
+    """One dispatcher, one gateway `g`, and workers as a test adds them."""
+
+    def __init__(self, **limits: float) -> None:
+        self.now = 1_000.0
+        self.dispatcher = Dispatcher(Limits(**limits), 0.0)
+        self.gateway = Inbox()
+        self.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), self.gateway.send, self.now)
+
+    def worker(self, name: str = "w", **fields: object) -> Inbox:
+        inbox = Inbox()
+        self.dispatcher.worker_joined(hello("worker", name, name, **fields), inbox.send, self.now)
+        self.dispatcher.report(name, report(1, free_blocks=fields.get("blocks", 64)), self.now)
+        return inbox
+
+    def submit(self, sid: int, **fields: object) -> None:
+        self.dispatcher.submit("g", submit(sid, **fields), self.now)
+
+    def silent_for(self, ms: float, *, except_gateway: bool = True) -> None:
+        self.now += ms
+        if except_gateway:
+            self.dispatcher.gateway_heard("g", self.now)
+        self.dispatcher.tick(self.now)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_request_runs_on_the_replica_with_its_weights(scene: Scene) -> None:
+    other, right = scene.worker("other", digest="d2"), scene.worker("right", digest="d1")
+    scene.submit(1, digest="d1")
+    assert [run.submit.sid for run in right.of(Run)] == [1]
+    assert other.of(Run) == []
+    assert scene.gateway.of(Placed)[0].worker == "right"
+
+
+def test_without_a_replica_requests_wait_then_end(scene: Scene) -> None:
+    scene.submit(1)
+    scene.silent_for(100)
+    scene.silent_for(29_000)
+    assert scene.gateway.of(Ended) == []
+    scene.silent_for(2_000)
+    assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(1, "no_replica")]
+
+
+def test_waiting_requests_start_in_order_of_arrival_also_when_resubmitted(scene: Scene) -> None:
+    scene.submit(1)
+    scene.submit(2)
+    scene.submit(3, waited_ms=500)
+    worker = scene.worker()
+    assert [run.submit.sid for run in worker.of(Run)] == [3, 1, 2]
+
+
+def test_interactive_goes_before_batch(scene: Scene) -> None:
+    scene.submit(1, klass="batch")
+    scene.submit(2)
+    assert [run.submit.sid for run in scene.worker().of(Run)] == [2, 1]
+
+
+def test_placement_is_late_until_the_prompts_before_are_computed(scene: Scene) -> None:
+    worker = scene.worker()
+    for sid in (1, 2, 3):
+        scene.submit(sid, prompt=200)
+    assert [run.submit.sid for run in worker.of(Run)] == [1, 2]  # 400 uncomputed tokens: the window is full
+    scene.dispatcher.report("w", report(2, pending=200, prefilled=[RowKey("g", 1)]), scene.now)
+    assert [run.submit.sid for run in worker.of(Run)] == [1, 2, 3]
+
+
+def test_a_prompt_that_does_not_fit_waits_for_blocks_and_nobody_overtakes(scene: Scene) -> None:
+    worker = scene.worker(blocks=20)
+    scene.submit(1, prompt=160)
+    scene.dispatcher.report("w", report(2, free_blocks=9, prefilled=[RowKey("g", 1)]), scene.now)
+    scene.submit(2, prompt=160)
+    scene.submit(3, prompt=5)
+    assert [run.submit.sid for run in worker.of(Run)] == [1]
+    scene.dispatcher.report("w", report(3, free_blocks=20, ended=[RowKey("g", 1)]), scene.now)
+    assert [run.submit.sid for run in worker.of(Run)] == [1, 2, 3]
+
+
+def test_a_prompt_no_replica_can_ever_hold_is_refused(scene: Scene) -> None:
+    scene.worker(max_tokens=100)
+    scene.submit(1, prompt=100)
+    assert [e.code for e in scene.gateway.of(Ended)] == ["refused"]
+
+
+def test_the_less_loaded_replica_is_chosen(scene: Scene) -> None:
+    a, b = scene.worker("a"), scene.worker("b")
+    scene.submit(1, prompt=100)
+    scene.submit(2, prompt=100)
+    assert len(a.of(Run)) == len(b.of(Run)) == 1
+
+
+def test_cancel_while_queued_ends_once_and_never_runs(scene: Scene) -> None:
+    scene.submit(1)
+    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    worker = scene.worker()
+    assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(1, "cancelled")]
+    assert worker.of(Run) == []
+
+
+def test_cancel_once_placed_reaches_the_worker(scene: Scene) -> None:
+    worker = scene.worker()
+    scene.submit(1)
+    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    assert worker.of(CancelRow) == [CancelRow(row=RowKey("g", 1), reason="cancelled")]
+
+
+def test_expired_requests_end_before_they_reach_a_replica(scene: Scene) -> None:
+    scene.submit(1, deadline_ms=1_000)
+    scene.submit(2, deadline_ms=60_000)
+    scene.silent_for(1_500)
+    worker = scene.worker()
+    assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(1, "deadline_exceeded")]
+    assert [run.submit.sid for run in worker.of(Run)] == [2]
+
+
+def test_a_full_queue_refuses_with_a_retry_time() -> None:
+    scene = Scene(queue_depth=2)
+    for sid in (1, 2, 3):
+        scene.submit(sid)
+    ended = scene.gateway.of(Ended)
+    assert [(e.sid, e.code) for e in ended] == [(3, "queue_full")]
+    assert 1_000 <= ended[0].retry_after_ms <= 60_000
+
+
+def test_a_worker_refusal_for_capacity_puts_the_request_back_in_its_place(scene: Scene) -> None:
+    worker = scene.worker(max_rows=1)
+    scene.submit(1)
+    scene.submit(2)
+    refusal = Refused(row=RowKey("g", 1), code="capacity", message="no")
+    scene.dispatcher.refused("w", refusal, scene.now)
+    scene.dispatcher.report("w", report(2), scene.now)
+    assert [run.submit.sid for run in worker.of(Run)] == [1, 1]
+
+
+def test_any_other_refusal_ends_the_request(scene: Scene) -> None:
+    scene.worker()
+    scene.submit(1)
+    scene.dispatcher.refused("w", Refused(row=RowKey("g", 1), code="misrouted", message="x"), scene.now)
+    assert [e.code for e in scene.gateway.of(Ended)] == ["refused"]
+
+
+def test_a_silent_worker_is_suspect_then_dead_and_gateways_hear_of_it(scene: Scene) -> None:
+    worker = scene.worker()
+    scene.silent_for(800)
+    scene.submit(1)
+    assert worker.of(Run) == []  # suspect: nothing new
+    scene.silent_for(800)
+    assert [d.incarnation for d in scene.gateway.of(WorkerDown)] == ["w"]
+
+
+def test_a_worker_that_comes_back_after_being_declared_dead_drops_its_rows() -> None:
+    scene = Scene(rejoin_grace_ms=0)
+    scene.worker()
+    scene.submit(1)
+    scene.dispatcher.worker_lost("w", "reset", scene.now)
+    back = scene.worker(running=[RowKey("g", 1)])
+    assert back.of(CancelRow) == [CancelRow(row=RowKey("g", 1), reason="error")]
+
+
+def test_a_new_dispatcher_believes_what_workers_run(scene: Scene) -> None:
+    worker = scene.worker(running=[RowKey("g", 7)])
+    scene.submit(7)
+    assert worker.of(Run) == []
+    assert {p.sid for p in scene.gateway.of(Placed)} == {7}
+
+
+def test_a_gateway_that_stays_away_has_its_requests_ended_everywhere(scene: Scene) -> None:
+    worker = scene.worker(max_rows=1)
+    scene.submit(1)
+    scene.submit(2)
+    scene.dispatcher.gateway_lost("g", scene.now)
+    for _ in range(4):
+        scene.dispatcher.report("w", report(2), scene.now)
+        scene.silent_for(800, except_gateway=False)
+    assert worker.of(GatewayGone) == [GatewayGone(gateway="g")]
+    scene.dispatcher.worker_heard("w", scene.now)
+    scene.dispatcher.report("w", report(3, ended=[RowKey("g", 1)]), scene.now)
+    assert [run.submit.sid for run in worker.of(Run)] == [1]  # the queued one is gone
+
+
+def test_a_gateway_that_reconnects_in_time_keeps_its_requests(scene: Scene) -> None:
+    scene.submit(1)
+    scene.dispatcher.gateway_lost("g", scene.now)
+    scene.silent_for(1_000, except_gateway=False)
+    again = Inbox()
+    scene.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), again.send, scene.now)
+    scene.worker()
+    assert again.of(WorkerUp)
+    assert [p.sid for p in again.of(Placed)] == [1]
+
+
+def test_the_fleet_state_counts_what_is_there(scene: Scene) -> None:
+    scene.worker(max_rows=1)
+    scene.submit(1)
+    scene.submit(2)
+    state = scene.dispatcher.fleet_state(scene.now + 40, 5)
+    assert [w.state for w in state.workers] == ["ready"]
+    assert {(q.klass, q.depth, q.oldest_ms) for q in state.queues if q.depth} == {("interactive", 1, 40)}
+    assert [(g.id, g.streams) for g in state.gateways] == [("gateway-0", 2)]
+    assert state.submitted == 2
+
+
+def test_queue_keeps_arrival_order_over_removal_and_return() -> None:
+    queue = Queue()
+    requests = [Request(RowKey("g", n), None, "interactive", float(n), 1e9) for n in range(4)]
+    for request in reversed(requests):
+        queue.push(request)
+    queue.remove(requests[0].row)
+    queue.remove(requests[1].row)
+    queue.push(requests[1])
+    order = []
+    while head := queue.head():
+        order.append(head.row.sid)
+        queue.remove(head.row)
+    assert order == [1, 2, 3]
+    assert len(queue) == 0
+
+
+def test_uuid7_is_ordered_by_time_and_valid() -> None:
+    earlier, later = uuid7(1_000, (1 << 74) - 1), uuid7(1_001, 0)
+    assert earlier < later
+    assert earlier.version == later.version == 7
+    assert earlier.variant == "specified in RFC 4122"
