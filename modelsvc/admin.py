@@ -1,0 +1,78 @@
+"""Admin pages of the model registry: read what is there; the actions call services."""
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from unfold.admin import ModelAdmin
+
+from modelsvc.models import Model, ModelRoute, ModelVersion
+from modelsvc.services import RegistryError, route_switch, version_retire
+
+
+class RegistryAdmin(ModelAdmin):  # type: ignore[misc]  # unfold is untyped
+    """Rows are made by an import and changed by actions; none is edited or deleted by hand.
+
+    Not even with every field read-only: saving that form would write the old route back over a newer one.
+    """
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+
+@admin.register(Model)
+class RegisteredModelAdmin(RegistryAdmin):
+    list_display = ("slug", "name", "owned_by", "created_at")
+    search_fields = ("slug", "name", "owned_by")
+    readonly_fields = ("slug", "name", "owned_by", "created_at")
+
+
+@admin.register(ModelVersion)
+class ModelVersionAdmin(RegistryAdmin):
+    list_display = ("model", "digest", "state", "max_context_tokens", "created_at")
+    list_filter = ("state", "model")
+    list_select_related = ("model",)
+    search_fields = ("digest", "model__slug")
+    readonly_fields = ("model", "digest", "state", "max_context_tokens", "manifest", "created_at")
+    actions = ("route_here", "retire")
+
+    def has_switch_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("modelsvc.change_modelversion")
+
+    @admin.action(description="Route the model's requests to this version", permissions=["switch"])
+    def route_here(self, request: HttpRequest, queryset: QuerySet[ModelVersion]) -> None:
+        for version in queryset.select_related("model"):
+            try:
+                route = route_switch(
+                    slug=version.model.slug, digest=version.digest, actor=request.user.get_username()
+                )
+            except RegistryError as error:
+                self.message_user(request, str(error), messages.ERROR)
+            else:
+                text = f"{version.model.slug} now runs on {version.digest[:12]} (revision {route.revision})"
+                self.message_user(request, text, messages.SUCCESS)
+
+    @admin.action(description="Retire this version", permissions=["switch"])
+    def retire(self, request: HttpRequest, queryset: QuerySet[ModelVersion]) -> None:
+        for version in queryset.select_related("model"):
+            try:
+                version_retire(
+                    slug=version.model.slug, digest=version.digest, actor=request.user.get_username()
+                )
+            except RegistryError as error:
+                self.message_user(request, str(error), messages.ERROR)
+            else:
+                self.message_user(request, f"{version.digest[:12]} is retired", messages.SUCCESS)
+
+
+@admin.register(ModelRoute)
+class ModelRouteAdmin(RegistryAdmin):
+    list_display = ("model", "version", "revision", "updated_at")
+    list_select_related = ("model", "version", "version__model")
+    search_fields = ("model__slug", "version__digest")
+    readonly_fields = ("model", "version", "revision", "updated_at")

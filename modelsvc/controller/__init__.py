@@ -1,0 +1,1 @@
+"""The controller's pieces: fleet subscription, publication, usage collection, reaping."""

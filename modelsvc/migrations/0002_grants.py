@@ -1,0 +1,28 @@
+"""Grants, change notices, and the foreign key that keeps a route on versions of its own model."""
+
+from django.db import migrations
+
+from tenants.rls import grant_global, notify_snapshot
+
+READ = ("SELECT",)
+READ_WRITE = ("SELECT", "INSERT", "UPDATE")  # nobody deletes: bills name models and digests
+
+
+class Migration(migrations.Migration):
+    dependencies = [("modelsvc", "0001_initial"), ("tenants", "0002_row_security")]
+
+    operations = [
+        migrations.RunSQL(
+            "ALTER TABLE modelsvc_modelroute ADD CONSTRAINT route_version_of_model "
+            "FOREIGN KEY (version_id, model_id) REFERENCES modelsvc_modelversion (id, model_id)",
+            "ALTER TABLE modelsvc_modelroute DROP CONSTRAINT route_version_of_model",
+        ),
+        *(
+            operation
+            for table in ("modelsvc_model", "modelsvc_modelversion", "modelsvc_modelroute")
+            for operation in (
+                grant_global(table, app=READ, operator=READ_WRITE, gateway=READ),
+                notify_snapshot(table),
+            )
+        ),
+    ]

@@ -1,0 +1,97 @@
+"""The model registry: models, their versions, and the version each model's requests run on.
+
+Fields and constraints; writes live in `services`. Nothing here belongs to a tenant, and nothing is deleted:
+usage rows name models and digests for as long as there are bills.
+"""
+
+from typing import ClassVar
+
+from django.core.validators import RegexValidator
+from django.db import models
+
+from tenants.ids import uuid7_now
+from tenants.scoping import Tenancy
+
+SLUG_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*\Z"  # \Z, not $: Python's $ lets a newline follow
+SLUG_MESSAGE = "A model's slug consists of letters, digits and . _ / : - and begins with a letter or a digit."
+DIGEST_PATTERN = r"^[0-9a-f]{64}\Z"
+
+
+class Model(models.Model):
+    """What a request names. Its slug never changes meaning: a different model gets another slug."""
+
+    tenancy: ClassVar[Tenancy] = "global"
+
+    id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
+    slug = models.CharField(
+        max_length=200, unique=True, validators=[RegexValidator(SLUG_PATTERN, SLUG_MESSAGE)]
+    )
+    name = models.CharField(max_length=200)
+    owned_by = models.CharField(max_length=200)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("slug",)
+        constraints = (
+            models.CheckConstraint(name="model_slug_plain", condition=models.Q(slug__regex=SLUG_PATTERN)),
+        )
+
+    def __str__(self) -> str:
+        return self.slug
+
+
+class ModelVersion(models.Model):
+    """Weights of a model, named by the digest of their manifest."""
+
+    tenancy: ClassVar[Tenancy] = "global"
+
+    class State(models.TextChoices):
+        READY = "ready"
+        RETIRED = "retired"  # takes no route any more
+
+    id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
+    model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
+    digest = models.CharField(max_length=64, unique=True)
+    max_context_tokens = models.PositiveIntegerField()
+    state = models.CharField(max_length=16, choices=State, default=State.READY)
+    manifest = models.JSONField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("-created_at",)
+        constraints = (
+            models.CheckConstraint(
+                name="version_digest_sha256", condition=models.Q(digest__regex=DIGEST_PATTERN)
+            ),
+            models.CheckConstraint(
+                name="version_context_positive", condition=models.Q(max_context_tokens__gt=0)
+            ),
+            models.CheckConstraint(
+                name="version_state_known", condition=models.Q(state__in=("ready", "retired"))
+            ),
+            # Target of the route's second foreign key, which keeps a route on versions of its own model.
+            models.UniqueConstraint(fields=("id", "model"), name="version_of_model"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.digest[:12]}"
+
+
+class ModelRoute(models.Model):
+    """The version a model's requests run on now. `revision` counts the switches, so an old copy shows."""
+
+    tenancy: ClassVar[Tenancy] = "global"
+
+    model = models.OneToOneField(Model, on_delete=models.PROTECT, primary_key=True, related_name="route")
+    version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="routes")
+    revision = models.PositiveBigIntegerField()
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("model__slug",)
+        constraints = (
+            models.CheckConstraint(name="route_revision_positive", condition=models.Q(revision__gt=0)),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.model} → {self.version.digest[:12]}"

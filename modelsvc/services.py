@@ -1,0 +1,118 @@
+"""Every write to the model registry, one transaction each, with an audit entry on the platform's own chain.
+
+Called by operators, inside `operator_scope()`; the database refuses the other roles.
+"""
+
+from collections.abc import Mapping
+
+from django.db import transaction
+
+from gpuworker.manifest import Manifest
+from modelsvc.models import Model, ModelRoute, ModelVersion
+from tenants.audit import Value, audit_write
+from tenants.scoping import alias_current
+
+
+class RegistryError(Exception):
+    """The registry refuses the change; nothing was written."""
+
+    code = "registry_error"
+
+
+class ModelUnknown(RegistryError):
+    code = "model_unknown"
+
+
+class VersionUnknown(RegistryError):
+    code = "version_unknown"
+
+
+class VersionConflict(RegistryError):
+    """The same weights are already a version of another model."""
+
+    code = "version_conflict"
+
+
+class VersionRetired(RegistryError):
+    code = "version_retired"
+
+
+class VersionInUse(RegistryError):
+    code = "version_in_use"
+
+
+def version_publish(*, slug: str, name: str, owned_by: str, manifest: Manifest, actor: str) -> ModelVersion:
+    """Enters weights that are in the store. Publishing again changes nothing; no request is routed by it."""
+    with transaction.atomic(using=alias_current()):
+        model = Model.objects.filter(slug=slug).first()
+        if model is None:
+            model = Model(slug=slug, name=name, owned_by=owned_by)
+            model.full_clean()
+            model, _ = Model.objects.get_or_create(slug=slug, defaults={"name": name, "owned_by": owned_by})
+        version, published = ModelVersion.objects.get_or_create(
+            digest=manifest.digest,
+            defaults={
+                "model": model,
+                "max_context_tokens": manifest.max_context_tokens,
+                "manifest": manifest.as_dict(),
+            },
+        )
+        if version.model_id != model.id:
+            raise VersionConflict(f"{manifest.digest} is already a version of {version.model.slug}")
+        if published:
+            _audit(actor, "version.publish", slug, {"digest": manifest.digest})
+        return version
+
+
+def route_switch(*, slug: str, digest: str, actor: str) -> ModelRoute:
+    """Sends the model's next requests to that version. The gateways hear of it at the commit."""
+    with transaction.atomic(using=alias_current()):
+        model = _model_lock(slug)
+        version = _version_lock(model, digest)
+        if version.state == ModelVersion.State.RETIRED:
+            raise VersionRetired(f"{digest} is retired")
+        route = ModelRoute.objects.filter(model=model).first()
+        if route is not None and route.version_id == version.id:
+            return route
+        before = None if route is None else route.version.digest
+        if route is None:
+            route = ModelRoute.objects.create(model=model, version=version, revision=1)
+        else:
+            route.version = version
+            route.revision += 1
+            route.save(update_fields=("version", "revision", "updated_at"))
+        _audit(actor, "route.switch", slug, {"before": before, "after": digest, "revision": route.revision})
+        return route
+
+
+def version_retire(*, slug: str, digest: str, actor: str) -> ModelVersion:
+    """No route may lead to it any more. Refused while one does."""
+    with transaction.atomic(using=alias_current()):
+        model = _model_lock(slug)
+        version = _version_lock(model, digest)
+        if ModelRoute.objects.filter(version=version).exists():
+            raise VersionInUse(f"{slug} runs on {digest}: switch its route first")
+        if version.state != ModelVersion.State.RETIRED:
+            version.state = ModelVersion.State.RETIRED
+            version.save(update_fields=("state",))
+            _audit(actor, "version.retire", slug, {"digest": digest})
+        return version
+
+
+def _model_lock(slug: str) -> Model:
+    """Lock order: the model's row first. It serialises every change to the model's versions and route."""
+    model = Model.objects.select_for_update().filter(slug=slug).first()
+    if model is None:
+        raise ModelUnknown(f"no model is called {slug}")
+    return model
+
+
+def _version_lock(model: Model, digest: str) -> ModelVersion:
+    version = ModelVersion.objects.select_for_update().filter(model=model, digest=digest).first()
+    if version is None:
+        raise VersionUnknown(f"{model.slug} has no version {digest}")
+    return version
+
+
+def _audit(actor: str, action: str, slug: str, diff: Mapping[str, Value]) -> None:
+    audit_write(tenant_id=None, actor=actor, action=action, target=slug, diff=diff)
