@@ -1,0 +1,100 @@
+"""`python -m gpuworker`: one worker process, from its weights to its exit status.
+
+Status 0: drained. 1: failed while serving, start it again. 2: cannot serve as it was started.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import uvloop
+
+from gpuworker.backends.base import BackendError
+from gpuworker.backends.engine_backend import EngineBackend
+from gpuworker.engine.engine import Engine
+from gpuworker.manifest import Manifest, WeightsMismatch, manifest_verify
+from gpuworker.options import Options, options_parse
+from gpuworker.server import Settings, WorkerFailed, WorkerServer
+from gpuworker.usage_journal import UsageJournal, WorkerIdentity
+from gpuworker.wire.journal import Journal, JournalFailed
+from gpuworker.wire.messages import new_incarnation
+from policy.pacing import StepPacer
+
+logger = logging.getLogger("gpuworker")
+
+
+class _OneLineFormatter(logging.Formatter):
+    """A record is one line, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _logging_start(worker: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLineFormatter(f"%(asctime)s %(levelname)s {worker} %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _engine_build(options: Options, manifest: Manifest) -> Engine:
+    target_ms = options.target_itl_ms
+    pacer = StepPacer(target_ms) if target_ms is not None else None
+    sizes = {"blocks": options.kv_blocks, "max_rows": options.max_rows}
+    if options.backend == "scripted":
+        from gpuworker.backends.scripted import engine_build as scripted_build
+
+        return scripted_build(options.weights, manifest, pacer=pacer, step_ms=options.step_ms, **sizes)
+    from gpuworker.backends.native import engine_build as native_build  # brings torch: seconds, and memory
+
+    return native_build(
+        options.weights, manifest, pacer=pacer, dtype=options.dtype, threads=options.threads, **sizes
+    )
+
+
+async def _serve(options: Options, secret: str, manifest: Manifest, engine: Engine, journal: Journal) -> None:
+    stop = asyncio.Event()
+
+    def stop_or_exit(number: int) -> None:
+        if stop.is_set():
+            logger.warning("second signal, exiting at once")
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop_or_exit, number)
+    identity = WorkerIdentity(options.id, new_incarnation(), options.model, manifest.digest)
+    settings = Settings(options.dispatch, options.listen, secret, options.drain_s)
+    backend = EngineBackend(engine, max_rows=options.max_rows)
+    try:
+        await WorkerServer(settings, identity, backend, UsageJournal(journal, identity)).serve(stop)
+    finally:
+        await journal.close()
+
+
+def main() -> int:
+    options = options_parse(sys.argv[1:])
+    _logging_start(options.id)
+    secret = os.environ.get("SLUICE_WIRE_SECRET", "")
+    if not secret:
+        logger.error("SLUICE_WIRE_SECRET is not set")
+        return 2
+    try:
+        manifest = manifest_verify(options.weights)
+        engine = _engine_build(options, manifest)
+        journal = Journal.open(options.spool)
+    except (WeightsMismatch, BackendError, JournalFailed) as error:
+        logger.error("cannot start: %s", error)
+        return 2
+    try:
+        uvloop.run(_serve(options, secret, manifest, engine, journal))
+    except (WorkerFailed, BackendError, OSError, ValueError) as error:
+        logger.critical("failed, exiting: %s", error)
+        return 1
+    logger.info("drained, exiting")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The worker's connection to the dispatcher: greets, keeps trying, and knows when a word would be heard."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gpuworker.wire.connection import Connection, connect
+from gpuworker.wire.messages import AnyMessage, Heartbeat, Hello, Refusal, Welcome
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 2.0
+# Well over the dispatcher's patience with workers: a needless reconnect costs every row, silence costs none.
+SILENCE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class DispatchLink:
+    """`hello` is asked for a greeting at each attempt; `on_joined` follows the dispatcher's Welcome."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: Callable[[], Hello],
+        on_joined: Callable[[], None],
+        on_message: Callable[[AnyMessage], None],
+    ) -> None:
+        self._address = address
+        self._hello = hello
+        self._on_joined = on_joined
+        self._on_message = on_message
+        self._connection: Connection | None = None
+        self._lost = asyncio.Event()
+        self._retry_s = FIRST_RETRY_S
+        self._complaint = ""
+        self.is_joined = False
+
+    def send(self, message: AnyMessage) -> bool:
+        """False while no dispatcher listens."""
+        return self.is_joined and self._connection is not None and self._connection.send(message)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._lost.clear()
+                try:
+                    self._connection = await connect(self._address, self._received, self._closed)
+                except OSError as error:
+                    self._complain(f"cannot reach the dispatcher: {error}")
+                else:
+                    self._connection.send(self._hello())
+                    while not self._lost.is_set():
+                        silent_s = loop.time() - self._connection.last_received
+                        if silent_s > SILENCE_S:
+                            self._connection.abort("the dispatcher is silent")
+                        await self._wait_lost(SILENCE_S - silent_s)
+                await asyncio.sleep(self._retry_s)
+                self._retry_s = min(self._retry_s * 2, LAST_RETRY_S)
+        finally:
+            if self._connection is not None:
+                self._connection.close("worker stops")
+
+    async def _wait_lost(self, timeout_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._lost.wait(), max(timeout_s, 0.05))
+        except TimeoutError:
+            return
+
+    def _received(self, connection: Connection, message: AnyMessage) -> None:
+        if isinstance(message, Heartbeat):
+            return
+        if self.is_joined:
+            self._on_message(message)
+        elif isinstance(message, Welcome):
+            self.is_joined, self._retry_s, self._complaint = True, FIRST_RETRY_S, ""
+            logger.info("joined dispatcher=%s", message.incarnation)
+            self._on_joined()
+        elif isinstance(message, Refusal):
+            self._complain(f"the dispatcher refuses this worker: {message.code}: {message.message}")
+            connection.close("refused")
+        else:
+            connection.abort(f"{type(message).__name__} before Welcome")
+
+    def _closed(self, connection: Connection, cause: str) -> None:
+        if self.is_joined:
+            logger.warning("dispatcher lost: %s", cause)
+        self.is_joined = False
+        self._lost.set()
+
+    def _complain(self, complaint: str) -> None:
+        """Once for the same cause in a row."""
+        if complaint != self._complaint:
+            logger.error("%s; trying again", complaint)
+            self._complaint = complaint

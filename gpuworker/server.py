@@ -1,0 +1,258 @@
+"""The worker process: takes rows from the dispatcher, runs them on its backend, streams to gateways.
+
+One event loop owns everything here; the backend computes elsewhere and calls back on the loop. Rows keep
+running while the dispatcher is away; they end when their gateway is.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from gpuworker.backends.base import Backend, BackendStep
+from gpuworker.dispatch_link import DispatchLink
+from gpuworker.listener import Listener
+from gpuworker.load_report import LoadReport
+from gpuworker.outbox import Outboxes
+from gpuworker.usage_journal import UsageJournal, WorkerIdentity
+from gpuworker.wire.connection import Connection
+from gpuworker.wire.messages import (
+    HEARTBEAT_MS,
+    PROTOCOL_VERSION,
+    AnyMessage,
+    CancelRow,
+    Collect,
+    Collected,
+    Frame,
+    GatewayGone,
+    Hello,
+    Refused,
+    RowKey,
+    Run,
+)
+
+CANCEL_REASONS = ("cancelled", "deadline", "error")
+TOKEN_BYTES = 4
+CANCEL_GRACE_S = 5.0  # after the drain: for the step in progress, and the last frames
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerFailed(Exception):
+    """The process cannot go on and must be started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    dispatch: str
+    listen: str
+    secret: str
+    drain_s: float
+
+
+class WorkerServer:
+    """`serve` runs it. A row is in `_rows` from its acceptance until its end was handed to its outbox."""
+
+    def __init__(
+        self, settings: Settings, identity: WorkerIdentity, backend: Backend, usage: UsageJournal
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._backend = backend
+        self._usage = usage
+        self._rows: dict[RowKey, bool] = {}  # whether it is prefilled
+        self._outboxes = Outboxes(self._gateway_lost)
+        self._listener = Listener(settings.secret, identity, self)
+        self._link = DispatchLink(settings.dispatch, self._hello, self._joined, self._dispatched)
+        self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._draining = False
+        self._settled = asyncio.Event()
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Until `stop`, then drain. Raises WorkerFailed, and OSError when the address is taken."""
+        stats = await self._backend.start(self._stepped, self._engine_died)
+        self._report = LoadReport(stats)
+        await self._listener.open(self._settings.listen)
+        logger.info(
+            "serving model=%s digest=%s blocks=%d listen=%s",
+            self._identity.model,
+            self._identity.digest,
+            stats.blocks,
+            self._settings.listen,
+        )
+        tasks = [asyncio.create_task(self._link.run()), asyncio.create_task(self._beat())]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await _first(stopping, self._failed, *tasks)
+            if stopping.done() and not self._failed.done():
+                await self._drain()
+            for task in tasks:
+                if task.done():
+                    task.result()  # neither ends by itself: this raises
+            if self._failed.done():
+                raise WorkerFailed(self._failed.result())
+        finally:
+            stopping.cancel()
+            await self._listener.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await self._backend.stop()
+
+    async def _drain(self) -> None:
+        self._draining = True
+        logger.info("draining rows=%d", len(self._rows))
+        if await self._settle(self._settings.drain_s):
+            return
+        logger.warning("drain is over, cancelling rows=%d", len(self._rows))
+        for row in self._rows:
+            self._backend.cancel(row, "error")
+        await self._settle(CANCEL_GRACE_S)
+
+    async def _settle(self, timeout_s: float) -> bool:
+        """Whether every row's end was sent in time."""
+        settled = asyncio.create_task(self._settled.wait())
+        self._check_settled()
+        await _first(settled, self._failed, timeout_s=timeout_s)
+        settled.cancel()
+        return self._settled.is_set() or self._failed.done()
+
+    def _check_settled(self) -> None:
+        if self._draining and not self._rows and self._outboxes.is_settled:
+            self._settled.set()
+
+    async def _beat(self) -> None:
+        """From the loop, so that a long step does not silence the worker."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_MS / 1000)
+            now_ms = _now_ms()
+            self._outboxes.tick(now_ms)
+            self._report_send(now_ms)
+            self._check_settled()
+            if self._usage.failure:
+                self._fail(self._usage.failure)
+
+    def _fail(self, cause: str) -> None:
+        if not self._failed.done():
+            self._failed.set_result(cause)
+
+    # -- dispatcher ---------------------------------------------------------------------------------------
+
+    def _hello(self) -> Hello:
+        self._report.restart([row for row, is_prefilled in self._rows.items() if is_prefilled])
+        return Hello(
+            version=PROTOCOL_VERSION,
+            role="worker",
+            id=self._identity.id,
+            incarnation=self._identity.incarnation,
+            secret=self._settings.secret,
+            address=self._settings.listen,
+            model=self._identity.model,
+            digest=self._identity.digest,
+            capacity=self._backend.capacity,
+            running=list(self._rows),
+        )
+
+    def _joined(self) -> None:
+        self._report_send(_now_ms())
+
+    def _report_send(self, now_ms: float) -> None:
+        if self._link.is_joined:
+            self._link.send(self._report.take(now_ms))
+
+    def _dispatched(self, message: AnyMessage) -> None:
+        match message:
+            case Run(gateway=gateway, submit=submit):
+                self._run(RowKey(gateway, submit.sid), message)
+            case CancelRow(row=row, reason=reason):
+                self.row_cancel(row, reason)
+            case GatewayGone(gateway=gateway):
+                self._gateway_lost(gateway)
+            case _:
+                logger.warning("the dispatcher sent %s", type(message).__name__)
+
+    def _run(self, row: RowKey, run: Run) -> None:
+        digest = self._identity.digest
+        if row in self._rows:
+            return  # said twice
+        if self._draining:
+            self._refuse(row, "draining", "the worker is shutting down")
+        elif run.submit.digest != digest:
+            self._refuse(row, "misrouted", f"this worker holds {digest}, not {run.submit.digest}")
+        elif len(run.submit.prompt) % TOKEN_BYTES:
+            self._refuse(row, "unservable", "the prompt is not a list of token ids")
+        elif len(self._rows) >= self._backend.capacity.max_rows:
+            self._refuse(row, "capacity", "all rows are taken")
+        elif not self._usage.may_admit:
+            self._refuse(row, "capacity", "the usage journal is nearly full")
+        else:
+            self._rows[row] = False
+            self._outboxes.row_add(row, _now_ms())
+            self._backend.submit(row, run.submit)
+
+    def _refuse(self, row: RowKey, code: str, message: str) -> None:
+        logger.warning("refused gateway=%s sid=%d code=%s: %s", row.gateway, row.sid, code, message)
+        self._link.send(Refused(row=row, code=code, message=message))
+
+    # -- backend ------------------------------------------------------------------------------------------
+
+    def _stepped(self, step: BackendStep) -> None:
+        try:
+            self._step_take(step)
+        except Exception as error:  # e.g. JournalFailed: what is not recorded must not be served
+            logger.exception("a step's results could not be taken")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _step_take(self, step: BackendStep) -> None:
+        output, now_ms = step.output, _now_ms()
+        for refused in step.refused:
+            del self._rows[refused.row]
+            self._outboxes.row_drop(refused.row)
+            self._refuse(refused.row, refused.code, refused.message)
+        self._usage.record(output.checkpoints)
+        for gateway, columns in output.gateways.items():
+            frame = Frame(
+                step=output.step,
+                sids=columns.sids,
+                starts=columns.starts,
+                counts=columns.counts,
+                texts=columns.texts,
+                ends=columns.ends,
+            )
+            self._outboxes.send(gateway, frame, now_ms)
+        for row in output.prefilled:
+            self._rows[row] = True
+        for row in output.ended:
+            del self._rows[row]
+        self._report.update(step.stats, output.prefilled, output.ended)
+        if self._report.has_news:
+            self._report_send(now_ms)
+        self._check_settled()
+
+    def _engine_died(self, error: BaseException) -> None:
+        self._fail(f"the engine died: {type(error).__name__}: {error}")
+
+    # -- visitors -----------------------------------------------------------------------------------------
+
+    def gateway_joined(self, gateway: str, connection: Connection) -> None:
+        self._outboxes.attach(gateway, connection)
+
+    def gateway_left(self, gateway: str, connection: Connection) -> None:
+        self._outboxes.detach(gateway, connection, _now_ms())
+
+    def row_cancel(self, row: RowKey, reason: str) -> None:
+        self._backend.cancel(row, reason if reason in CANCEL_REASONS else "cancelled")
+
+    def usage_collect(self, request: Collect) -> Collected:
+        return self._usage.collect(request)
+
+    def _gateway_lost(self, gateway: str) -> None:
+        self._backend.cancel_gateway(gateway, "gateway_lost")
+
+
+async def _first(*futures: "asyncio.Future[Any]", timeout_s: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000

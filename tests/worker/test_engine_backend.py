@@ -1,0 +1,134 @@
+"""The engine's thread: one bad step costs a row, a dead engine costs the process, and neither goes unsaid."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gpuworker.backends.base import BackendError, BackendStep
+from gpuworker.backends.engine_backend import MAX_UNDELIVERED_STEPS, EngineBackend
+from gpuworker.engine.engine import Engine
+from gpuworker.engine.plan import Runner, StepPlan
+from gpuworker.engine.scripted_runner import ScriptedRunner
+from gpuworker.server import Settings, WorkerFailed, WorkerServer
+from gpuworker.usage_journal import UsageJournal, WorkerIdentity
+from gpuworker.wire.journal import Journal
+from gpuworker.wire.messages import RowKey
+from tests.engine.support import tokenizer_file
+from tests.worker.support import SECRET, DispatcherEnd, GatewayEnd, Waiter, submit_make
+
+
+class FaultyRunner:
+    """Echoes, until a row's prompt begins with a token that says how to fail."""
+
+    vocab_size = 257
+    FAIL, DIE = 1, 2
+
+    def __init__(self) -> None:
+        self._echo = ScriptedRunner(vocab_size=257)
+
+    def run(self, plan: StepPlan) -> list[int]:
+        for start in plan.starts:
+            if start.prompt[0] == self.FAIL:
+                raise ValueError("a bad row")
+            if start.prompt[0] == self.DIE:
+                raise SystemExit("the end")
+        return self._echo.run(plan)
+
+
+class Steps(Waiter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[BackendStep] = []
+        self.death: BaseException | None = None
+
+    def stepped(self, step: BackendStep) -> None:
+        self.steps.append(step)
+        self.notify()
+
+    def died(self, error: BaseException) -> None:
+        self.death = error
+        self.notify()
+
+    @property
+    def ended(self) -> list[RowKey]:
+        return [row for step in self.steps for row in step.output.ended]
+
+
+def backend_make(folder: Path, runner: Runner) -> EngineBackend:
+    engine = Engine(
+        runner,
+        tokenizer_file(folder),
+        blocks=64,
+        max_rows=8,
+        max_context_tokens=512,
+        pacer=None,
+        eos_ids=frozenset({256}),
+    )
+    return EngineBackend(engine, max_rows=8)
+
+
+async def test_a_row_whose_step_raises_fails_alone(tmp_path: Path) -> None:
+    backend, steps = backend_make(tmp_path, FaultyRunner()), Steps()
+    await backend.start(steps.stepped, steps.died)
+    backend.submit(RowKey("g", 1), submit_make(1, "good"))
+    backend.submit(RowKey("g", 2), submit_make(2, "\x01bad"))
+    await steps.until(lambda: len(steps.ended) == 2)
+    reasons = {end.sid: end.reason for step in steps.steps for end in step.output.gateways["g"].ends}
+    assert reasons == {1: "length", 2: "error"}
+    assert steps.death is None
+    await backend.stop()
+
+
+async def test_an_engine_that_dies_says_so(tmp_path: Path) -> None:
+    backend, steps = backend_make(tmp_path, FaultyRunner()), Steps()
+    await backend.start(steps.stepped, steps.died)
+    backend.submit(RowKey("g", 1), submit_make(1, "\x02"))
+    await steps.until(lambda: steps.death)
+    assert isinstance(steps.death, SystemExit)
+    await backend.stop()
+
+
+async def test_an_engine_that_dies_while_warming_up_never_serves(tmp_path: Path) -> None:
+    class BrokenRunner(FaultyRunner):
+        def run(self, plan: StepPlan) -> list[int]:
+            raise SystemExit("no device")
+
+    backend, steps = backend_make(tmp_path, BrokenRunner()), Steps()
+    with pytest.raises(BackendError, match="no device"):
+        await backend.start(steps.stepped, steps.died)
+    await backend.stop()
+
+
+async def test_the_server_ends_when_its_engine_died(folder: Path) -> None:
+    journal = Journal.open(folder / "spool")
+    identity = WorkerIdentity("worker-0", "i", "echo", "d")
+    settings = Settings(f"unix:{folder}/d.sock", f"unix:{folder}/w.sock", SECRET, drain_s=30)
+    dispatcher = await DispatcherEnd(settings.dispatch).start()
+    server = WorkerServer(
+        settings, identity, backend_make(folder, FaultyRunner()), UsageJournal(journal, identity)
+    )
+    serving = asyncio.create_task(server.serve(asyncio.Event()))
+    await dispatcher.until(lambda: dispatcher.reports)
+    gateway = await GatewayEnd(settings.listen).connect()
+    dispatcher.send(gateway.run(1, "\x02", digest="d"))
+    with pytest.raises(WorkerFailed, match="the engine died: SystemExit: the end"):
+        await serving
+    await gateway.until(lambda: gateway.closed)
+    await dispatcher.until(lambda: dispatcher.worker is None)
+    await dispatcher.stop()
+    await journal.close()
+
+
+async def test_a_loop_that_falls_behind_slows_the_engine_instead_of_filling_memory(tmp_path: Path) -> None:
+    runner, steps = ScriptedRunner(vocab_size=257), Steps()
+    backend = backend_make(tmp_path, runner)
+    before = await backend.start(steps.stepped, steps.died)
+    backend.submit(RowKey("g", 1), submit_make(1, "long", max_tokens=400))
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + 0.3
+    while loop.time() < deadline:
+        pass  # the loop is busy; the engine could do all 400 steps
+    assert backend._engine.stats().step == before.step + MAX_UNDELIVERED_STEPS
+    await steps.until(lambda: steps.ended)
+    await backend.stop()
