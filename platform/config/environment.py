@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from pathlib import Path
 
 
@@ -55,3 +56,59 @@ def gateway_database_url() -> str:
 
 def redis_url() -> str:
     return _required("REDIS_URL", "Valkey or Redis URL")
+
+
+def app_database_url() -> str:
+    return _required("SLUICE_DB_APP", "PostgreSQL URL of the tenant-scoped application role")
+
+
+def operator_database_url() -> str:
+    return _required("SLUICE_DB_OPERATOR", "PostgreSQL URL of the operators' role")
+
+
+def owner_database_url() -> str | None:
+    """URL of the role that owns the schema; only processes that migrate have it."""
+    return os.environ.get("SLUICE_DB_OWNER") or None
+
+
+def role_prefix() -> str:
+    """Prefix of the four database roles: `<prefix>_owner`, `_app`, `_operator`, `_gateway`."""
+    prefix = os.environ.get("SLUICE_DB_ROLE_PREFIX", "sluice")
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", prefix):
+        raise ValueError(f"SLUICE_DB_ROLE_PREFIX must be a lower-case SQL name, got {prefix!r}")
+    return prefix
+
+
+def secret_key() -> str:
+    return _required("SLUICE_SECRET_KEY", "Django's signing key, at least 50 random characters")
+
+
+def allowed_hosts() -> list[str]:
+    """Host names this site answers to, comma separated in SLUICE_ALLOWED_HOSTS."""
+    hosts = os.environ.get("SLUICE_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+    return [host.strip() for host in hosts.split(",") if host.strip()]
+
+
+def debug() -> bool:
+    return _flag("SLUICE_DEBUG")
+
+
+def https() -> bool:
+    """On when a TLS-terminating proxy, which sets X-Forwarded-Proto itself, is the only way in."""
+    return _flag("SLUICE_HTTPS")
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "").lower()
+    if value not in {"", "0", "1", "off", "on", "false", "true"}:
+        raise ValueError(f"{name} must be 0 or 1, got {value!r}")
+    return value in {"1", "on", "true"}
+
+
+def serving_require() -> None:
+    """Fail closed: a process that answers requests or runs tasks has every secret and URL, or stops here."""
+    secret_key()
+    app_database_url()
+    operator_database_url()
+    redis_url()
+    key_pepper()

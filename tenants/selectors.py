@@ -1,0 +1,28 @@
+"""Reads of tenants and keys, for the console, commands and other apps."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from tenants.models import ApiKey, Tenant
+from tenants.scoping import tenant_scope
+
+
+def tenant_list() -> Sequence[Tenant]:
+    """Every tenant, by slug. Operators only: row security shows the application role none."""
+    return list(Tenant.unscoped.order_by("slug"))
+
+
+def tenant_by_slug(slug: str) -> Tenant | None:
+    """Operators only, as above."""
+    return Tenant.unscoped.filter(slug=slug).first()
+
+
+def key_list(*, tenant_id: UUID) -> Sequence[ApiKey]:
+    """A tenant's keys, newest first, revoked ones included."""
+    with tenant_scope(tenant_id):
+        return list(ApiKey.objects.order_by("-created_at"))
+
+
+def key_by_public_id(public_id: str) -> ApiKey | None:
+    """Operators only, as above."""
+    return ApiKey.unscoped.filter(public_id=public_id).first()
