@@ -1,0 +1,55 @@
+"""Row security, grants, append-only tables, and the check that every ledger transaction balances."""
+
+from django.db import migrations
+
+from tenants.rls import append_only, enable_rls, grant_global
+
+READ = ("SELECT",)
+ADD = ("SELECT", "INSERT")
+READ_WRITE = ("SELECT", "INSERT", "UPDATE")
+
+# Deferred to the commit, when `app.tenant_id` may already name another tenant, or none: row security would then
+# hide the legs and the sum of nothing is zero. So the function looks through the eyes of the entry's own tenant.
+BALANCED = """
+CREATE FUNCTION billing_ledger_balanced() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    before text := coalesce(current_setting('app.tenant_id', true), '');
+    legs bigint;
+    total numeric;
+BEGIN
+    PERFORM set_config('app.tenant_id', NEW.tenant_id::text, true);
+    SELECT count(*), sum(amount_micro_usd) INTO legs, total
+    FROM billing_ledgerentry WHERE txn_id = NEW.txn_id AND tenant_id = NEW.tenant_id;
+    PERFORM set_config('app.tenant_id', before, true);
+    IF legs = 0 OR total <> 0 THEN
+        RAISE EXCEPTION 'unbalanced ledger transaction %', NEW.txn_id USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN NULL;
+END$$
+"""
+BALANCED_TRIGGER = (
+    "CREATE CONSTRAINT TRIGGER balanced AFTER INSERT ON billing_ledgerentry "
+    "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION billing_ledger_balanced()"
+)
+
+
+class Migration(migrations.Migration):
+    dependencies = [("billing", "0001_initial"), ("tenants", "0002_row_security")]
+
+    operations = [
+        grant_global("billing_price", app=READ, operator=ADD, gateway=READ),
+        append_only("billing_price"),
+        # The gateway reads back rows of the tenant it records for: a second record must be seen to differ.
+        enable_rls("billing_usageevent", app=READ, operator=ADD, gateway=ADD),
+        append_only("billing_usageevent"),
+        enable_rls("billing_ledgerentry", app=READ, operator=ADD, gateway=ADD),
+        append_only("billing_ledgerentry"),
+        migrations.RunSQL(
+            [BALANCED, BALANCED_TRIGGER],
+            ["DROP TRIGGER balanced ON billing_ledgerentry", "DROP FUNCTION billing_ledger_balanced()"],
+        ),
+        enable_rls("billing_usageconflict", app=READ, operator=ADD, gateway=ADD),
+        append_only("billing_usageconflict"),
+        enable_rls("billing_workerusage", app=READ, operator=READ_WRITE),
+        grant_global("billing_collectcursor", operator=READ_WRITE),
+    ]

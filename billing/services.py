@@ -1,0 +1,73 @@
+"""Writes to billing that people ask for. Usage and ledger rows are written by `billing.ledger` alone."""
+
+from datetime import datetime
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from billing.models import Price
+from tenants.audit import audit_write
+from tenants.scoping import alias_current
+
+
+class PriceBackdated(Exception):
+    """The price would change what was already billed, or precede a version that is already published."""
+
+    code = "price_backdated"
+
+
+def price_publish(
+    *,
+    model: str,
+    prompt_micro_usd_per_mtok: int,
+    cached_micro_usd_per_mtok: int,
+    output_micro_usd_per_mtok: int,
+    actor: str,
+    effective_from: datetime | None = None,
+) -> Price:
+    """The next version of a model's price, effective now or at a later moment. Operators only.
+
+    The first version alone may lie in the past, so that usage waiting for a price can be billed.
+    Raises PriceBackdated.
+    """
+    now = timezone.now()
+    effective_from = effective_from or now
+    alias = alias_current()
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:  # versions of one model are given out one at a time
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('price:' || %s, 0))", [model])
+        version = price_version_next(model=model, effective_from=effective_from, now=now)
+        price = Price.objects.create(
+            model=model,
+            version=version,
+            prompt_micro_usd_per_mtok=prompt_micro_usd_per_mtok,
+            cached_micro_usd_per_mtok=cached_micro_usd_per_mtok,
+            output_micro_usd_per_mtok=output_micro_usd_per_mtok,
+            effective_from=effective_from,
+        )
+        audit_write(
+            tenant_id=None,
+            actor=actor,
+            action="price.publish",
+            target=f"{model} v{price.version}",
+            diff={
+                "prompt_micro_usd_per_mtok": prompt_micro_usd_per_mtok,
+                "cached_micro_usd_per_mtok": cached_micro_usd_per_mtok,
+                "output_micro_usd_per_mtok": output_micro_usd_per_mtok,
+                "effective_from": effective_from.isoformat(),
+            },
+        )
+    return price
+
+
+def price_version_next(*, model: str, effective_from: datetime, now: datetime) -> int:
+    """The number a price from this moment would get. Raises PriceBackdated."""
+    latest = Price.objects.filter(model=model).order_by("-version").first()
+    if latest is None:
+        return 1
+    if effective_from < now or effective_from <= latest.effective_from:
+        raise PriceBackdated(
+            f"the next price of {model} must start after now and after version {latest.version}"
+            f" ({latest.effective_from.isoformat(timespec='seconds')})"
+        )
+    return latest.version + 1

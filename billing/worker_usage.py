@@ -1,0 +1,62 @@
+"""Keeps what workers counted, and how far each worker's journal was read. No Django here.
+
+A position counts only together with the records before it, so both are stored in one transaction: after a
+crash the same records are asked for again, and storing them again changes nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+from psycopg.rows import tuple_row
+
+from gpuworker.wire.messages import UsageCheckpoint
+
+# Never back: a final count stays, and of two running counts the later one does.
+_STORE = """
+INSERT INTO billing_workerusage AS kept (
+    request_id, attempt, tenant_id, gateway, worker, worker_incarnation, model, digest, klass,
+    prompt_tokens, cached_tokens, output_tokens, reason, at_ms
+) VALUES (
+    %(request_id)s, %(attempt)s, %(tenant_id)s, %(gateway)s, %(worker)s, %(worker_incarnation)s, %(model)s,
+    %(digest)s, %(klass)s, %(prompt_tokens)s, %(cached_tokens)s, %(output_tokens)s, %(reason)s, %(at_ms)s
+)
+ON CONFLICT (request_id, attempt) DO UPDATE SET
+    prompt_tokens = EXCLUDED.prompt_tokens, cached_tokens = EXCLUDED.cached_tokens,
+    output_tokens = EXCLUDED.output_tokens, reason = EXCLUDED.reason, at_ms = EXCLUDED.at_ms,
+    collected_at = now()
+WHERE kept.reason = '' AND (EXCLUDED.reason <> '' OR EXCLUDED.output_tokens >= kept.output_tokens)
+"""
+
+_CURSOR_STORE = """
+INSERT INTO billing_collectcursor (worker, position) VALUES (%s, %s)
+ON CONFLICT (worker) DO UPDATE SET position = EXCLUDED.position, updated_at = now()
+"""
+
+
+async def cursor_load(conn: psycopg.AsyncConnection[Any], worker: str) -> int:
+    """Where the next collection from this worker starts; 0 when it was never collected from."""
+    async with conn.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute("SELECT position FROM billing_collectcursor WHERE worker = %s", (worker,))
+        row = await cursor.fetchone()
+    return row[0] if row else 0
+
+
+async def worker_usage_store(
+    conn: psycopg.AsyncConnection[Any], worker: str, checkpoints: Sequence[UsageCheckpoint], position: int
+) -> None:
+    """`checkpoints` in journal order, which end at `position`. Needs the operators' role."""
+    # One order for every controller: two that store the same records wait, they never deadlock.
+    latest = {(record.request_id, record.attempt): record for record in checkpoints}
+    async with conn.transaction(), conn.cursor() as cursor:
+        await cursor.executemany(_STORE, [_row(latest[key]) for key in sorted(latest)])
+        await cursor.execute(_CURSOR_STORE, (worker, position))
+
+
+def _row(record: UsageCheckpoint) -> dict[str, Any]:
+    return msgspec.structs.asdict(record) | {
+        "request_id": UUID(record.request_id),
+        "tenant_id": UUID(record.tenant),
+    }
