@@ -1,0 +1,8 @@
+"""Registers the operators' console with Django."""
+
+from django.apps import AppConfig
+
+
+class ConsoleConfig(AppConfig):
+    name = "console"
+    verbose_name = "Console"

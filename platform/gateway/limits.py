@@ -1,0 +1,30 @@
+"""Every bound of the gateway in one place: sizes, counts, waits. docs/streaming.md repeats these values."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_drain_bytes: int = (
+        32 * 1024 * 1024
+    )  # read and dropped of a body over the cap, so that the 413 arrives
+    body_timeout_s: float = 30.0
+    max_open_requests: int = 4096
+    max_buffered_body_bytes: int = 256 * 1024 * 1024  # all requests of this process together
+    default_max_tokens: int = 1024
+    max_deadline_s: float = 600.0
+    deadline_grace_s: float = 5.0  # the dispatcher and the worker end a request first
+    keepalive_s: float = 10.0  # silence before a comment is sent
+    max_pending_bytes: int = 256 * 1024  # unsent, per stream; beyond it for slow_reader_s the stream is cut
+    max_pending_bytes_hard: int = 1024 * 1024  # beyond it the stream is cut at once
+    slow_reader_s: float = 30.0
+    final_write_s: float = 2.0  # for the error event of a stream that was cut
+    settle_s: float = 5.0  # wait for the worker's final counts after a cancel
+    worker_unreachable_s: float = 5.0  # no token connection to the replica a request was placed on
+    dispatcher_grace_s: float = 10.0  # queued requests outlive a dispatcher's restart this long
+    watchdog_interval_s: float = 1.0
+    spool_quota_bytes: int = 1 << 30
+    max_spool_fraction: float = 0.8  # fuller: admit nothing, because unbilled service is a loss
+    spool_aside_retry_s: float = 60.0
+    header_timeout_s: float = 10.0

@@ -1,0 +1,117 @@
+"""A kept connection to a dispatcher or a worker: greet, heartbeat, notice silence, come back after a loss."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gpuworker.wire.connection import Connection, connect
+from gpuworker.wire.messages import HEARTBEAT_MS, AnyMessage, Heartbeat, Hello, Refusal, Welcome
+
+_MIN_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 1.0
+_GREETING_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Link:
+    """`on_message` gets everything after the welcome, inside the read callback.
+
+    `accept` judges the welcome: a reason refuses the peer. `on_ready` and `on_lost` alternate.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        hello: Hello,
+        *,
+        accept: Callable[[Welcome], str],
+        on_ready: Callable[[], None],
+        on_message: Callable[[AnyMessage], None],
+        on_lost: Callable[[str], None],
+        silence_s: float = 0.0,
+    ) -> None:
+        self._name = name
+        self._address = address
+        self._hello = hello
+        self._accept = accept
+        self._on_ready = on_ready
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._silence_s = silence_s  # 0: somebody else judges the peer's silence
+        self._connection: Connection | None = None
+        self.is_ready = False
+
+    def send(self, message: AnyMessage) -> bool:
+        """False when there is no welcomed connection."""
+        return self.is_ready and self._connection is not None and self._connection.send(message)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff_s = _MIN_BACKOFF_S
+        while True:
+            was_ready, cause = await self._connect_once()
+            if was_ready:
+                backoff_s = _MIN_BACKOFF_S
+            logger.log(logging.WARNING if was_ready else logging.INFO, "%s: %s", self._name, cause)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+
+    async def _connect_once(self) -> tuple[bool, str]:
+        """Whether the peer was ever ready, and why it no longer is."""
+        closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def on_close(_: Connection, cause: str) -> None:
+            if not closed.done():
+                closed.set_result(cause)
+
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                connection = await connect(self._address, self._received, on_close)
+        except (OSError, TimeoutError) as error:
+            return False, f"cannot connect to {self._address}: {error}"
+        self._connection = connection
+        try:
+            connection.send(self._hello)
+            cause = await self._beat(connection, closed)
+        finally:
+            was_ready, self.is_ready, self._connection = self.is_ready, False, None
+            connection.close()
+        if was_ready:
+            self._on_lost(cause)
+        return was_ready, cause
+
+    async def _beat(self, connection: Connection, closed: "asyncio.Future[str]") -> str:
+        loop = asyncio.get_running_loop()
+        opened_at = ticked_at = loop.time()
+        while True:
+            await asyncio.wait([closed], timeout=HEARTBEAT_MS / 1000)
+            if closed.done():
+                return closed.result()
+            now = loop.time()
+            was_stalled = now - ticked_at > 4 * HEARTBEAT_MS / 1000  # our own fault, not the peer's
+            ticked_at = now
+            if not self.is_ready:
+                if now - opened_at > _GREETING_S:
+                    connection.abort("no welcome")
+                continue
+            silent_s = now - connection.last_received
+            if self._silence_s and silent_s > self._silence_s and not was_stalled:
+                connection.abort(f"silent for {silent_s:.1f} s")
+            connection.send(Heartbeat())
+
+    def _received(self, connection: Connection, message: AnyMessage) -> None:
+        if self.is_ready:
+            self._on_message(message)
+        elif isinstance(message, Welcome):
+            if refusal := self._accept(message):
+                connection.abort(refusal)
+                return
+            self.is_ready = True
+            self._on_ready()
+        elif isinstance(message, Refusal):
+            logger.error("%s refuses this gateway: %s: %s", self._name, message.code, message.message)
+            connection.close(f"refused: {message.code}")
+        else:
+            connection.abort(f"{type(message).__name__} before the welcome")

@@ -1,0 +1,200 @@
+"""The workers' side of the stream table: connections to the replicas, and the frames that come over them.
+
+Frames are written into their streams inside the read callback: no queue, no task, one wake-up a stream.
+What is missing is never guessed: a gap ends the stream with an error.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from gateway.errors import ApiError
+from gateway.link import Link
+from gateway.metrics import Metrics
+from gateway.stream import Stream
+from gpuworker.wire.messages import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Cancel,
+    End,
+    Frame,
+    Hello,
+    Placed,
+    Welcome,
+    WorkerDown,
+    WorkerUp,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Replica:
+    """A worker the dispatcher named, and our token connection to it."""
+
+    __slots__ = ("link", "task", "up")
+
+    def __init__(self, up: WorkerUp, link: Link) -> None:
+        self.up = up
+        self.link = link
+        self.task = asyncio.create_task(link.run(), name=f"worker {up.id}")
+
+
+class Replicas:
+    """`streams` is the upstream's table; `dispatcher_tell` sends to the dispatcher, if there is one."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        streams: dict[int, Stream],
+        metrics: Metrics,
+        dispatcher_tell: Callable[[AnyMessage], bool],
+    ) -> None:
+        self._hello = hello
+        self._streams = streams
+        self._metrics = metrics
+        self._dispatcher_tell = dispatcher_tell
+        self._replicas: dict[str, Replica] = {}  # by incarnation
+
+    def close(self) -> None:
+        for replica in self._replicas.values():
+            replica.task.cancel()
+
+    def ready(self) -> list[WorkerUp]:
+        return [replica.up for replica in self._replicas.values() if replica.link.is_ready]
+
+    def is_ready(self, incarnation: str) -> bool:
+        replica = self._replicas.get(incarnation)
+        return replica is not None and replica.link.is_ready
+
+    def tell(self, incarnation: str, message: AnyMessage) -> None:
+        if replica := self._replicas.get(incarnation):
+            replica.link.send(message)
+
+    def lost(self, stream: Stream, cause: str) -> None:
+        """Nothing more will come for this stream."""
+        if stream.is_settled:
+            return
+        stream.ended_code = "replica_lost"
+        stream.fail(ApiError("replica_lost", f"the replica was lost: {cause}", retry_after_ms=1_000))
+        stream.settle()
+
+    def up(self, up: WorkerUp) -> None:
+        if up.incarnation in self._replicas:
+            return
+        link = Link(
+            f"worker {up.id}",
+            up.address,
+            self._hello,
+            accept=partial(_welcome_judge, up),
+            on_ready=lambda: logger.info("worker %s connected", up.id),
+            on_message=partial(self._said, up),
+            on_lost=partial(self._link_lost, up),
+        )
+        self._replicas[up.incarnation] = Replica(up, link)
+
+    def down(self, down: WorkerDown) -> None:
+        if replica := self._replicas.pop(down.incarnation, None):
+            replica.task.cancel()
+        self._streams_end(down.incarnation, down.cause)
+
+    def placed(self, stream: Stream, placed: Placed) -> None:
+        stream.worker, stream.worker_id = placed.worker, ""
+        stream.placed_at = time.monotonic()
+        replica = self._replicas.get(placed.worker)
+        if replica is None:
+            return
+        if replica.up.digest == stream.submit.digest:
+            stream.worker_id = replica.up.id
+        else:
+            logger.error("request %s was placed on other weights", stream.request_id)
+            stream.fail(ApiError("engine_error", "the request was placed on a replica with other weights"))
+        if stream.cancel_reason:
+            replica.link.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
+
+    def _link_lost(self, up: WorkerUp, cause: str) -> None:
+        for sid in self._streams_end(up.incarnation, cause):
+            self._dispatcher_tell(Cancel(sid=sid, reason="error"))
+
+    def _streams_end(self, incarnation: str, cause: str) -> list[int]:
+        lost = [s for s in self._streams.values() if s.worker == incarnation and not s.is_settled]
+        for stream in lost:
+            self.lost(stream, cause)
+        return [stream.sid for stream in lost]
+
+    # -- token frames -------------------------------------------------------------------------------------
+
+    def _said(self, up: WorkerUp, message: AnyMessage) -> None:
+        if not isinstance(message, Frame):
+            return
+        now = time.monotonic()
+        for sid, start, count, text in zip(
+            message.sids, message.starts, message.counts, message.texts, strict=True
+        ):
+            stream = self._streams.get(sid)
+            if stream is None or not self._is_bound(stream, up):
+                self._stray(up, sid, message.ends)
+                continue
+            before = stream.last_token_at
+            if not stream.append(start, count, text, now):
+                self._gap(stream, f"token {stream.received} is missing before token {start}")
+            elif count and before:
+                self._metrics.inter_token.observe((now - before) / count, count)
+            elif count:
+                stream.first_token_at = now
+        for end in message.ends:
+            stream = self._streams.get(end.sid)
+            if stream is not None and self._is_bound(stream, up):
+                self._end(stream, end)
+
+    def _is_bound(self, stream: Stream, up: WorkerUp) -> bool:
+        """Whether this replica may write into the stream; a frame may overtake the dispatcher's Placed.
+
+        A second replica, or other weights than the client was promised, are refused.
+        """
+        if stream.worker_id and stream.worker == up.incarnation:
+            return True
+        if stream.received or stream.is_settled or up.digest != stream.submit.digest:
+            return False
+        stream.worker, stream.worker_id = up.incarnation, up.id
+        stream.placed_at = time.monotonic()
+        return True
+
+    def _stray(self, up: WorkerUp, sid: int, ends: list[End]) -> None:
+        self._metrics.stray_rows.inc()
+        if all(end.sid != sid for end in ends):
+            self.tell(up.incarnation, Cancel(sid=sid, reason="error"))
+
+    def _gap(self, stream: Stream, message: str) -> None:
+        if stream.cancel_reason or stream.failure:
+            return
+        self._metrics.gaps.inc()
+        logger.error("request %s: %s", stream.request_id, message)
+        stream.fail(ApiError("stream_gap", "part of the output was lost on its way"))
+
+    def _end(self, stream: Stream, end: End) -> None:
+        if stream.is_settled:
+            return
+        match end.reason:
+            case "stop" | "length":
+                if end.output_tokens != stream.received:
+                    self._gap(stream, f"{stream.received} of {end.output_tokens} tokens arrived")
+            case "deadline":
+                stream.fail(ApiError("deadline_exceeded", "the deadline passed while the model was running"))
+            case "cancelled":
+                stream.fail(ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000))
+            case _:
+                stream.fail(ApiError("engine_error", end.message or "the engine failed on this request"))
+        stream.end = end
+        stream.settle()
+
+
+def _welcome_judge(up: WorkerUp, welcome: Welcome) -> str:
+    if welcome.version != PROTOCOL_VERSION:
+        return f"speaks version {welcome.version}, not {PROTOCOL_VERSION}"
+    if welcome.incarnation != up.incarnation:
+        return "another process listens at the worker's address"
+    if welcome.digest != up.digest:
+        return f"holds weights {welcome.digest}, not {up.digest}"
+    return ""

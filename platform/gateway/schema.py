@@ -1,0 +1,169 @@
+"""The JSON bodies of /v1 as msgspec structs, and the translation of decoding errors to the client's words.
+
+A parameter is either a field here or an error: nothing that changes the output is ignored. The fields typed
+`Ignored` are accepted without effect; `gateway.validation` refuses the `Unsupported` ones when they ask for
+something.
+"""
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from gateway.errors import ApiError
+
+Ignored = msgspec.Raw
+Unsupported = msgspec.Raw
+_ABSENT = msgspec.Raw(b"null")
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # accepted without effect: padding hides nothing behind TLS here
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """Clients send back whole messages they received, so unknown fields of a message are let through."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: Unsupported = _ABSENT
+    function_call: Unsupported = _ABSENT
+    audio: Unsupported = _ABSENT
+
+
+class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both endpoints share."""
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: str | None = None
+    ignore_eos: bool | None = None
+
+    user: Ignored = _ABSENT
+    safety_identifier: Ignored = _ABSENT
+    metadata: Ignored = _ABSENT
+    store: Ignored = _ABSENT
+    prompt_cache_key: Ignored = _ABSENT
+    prompt_cache_retention: Ignored = _ABSENT
+    prediction: Ignored = _ABSENT
+    parallel_tool_calls: Ignored = _ABSENT
+
+    n: Unsupported = _ABSENT
+    frequency_penalty: Unsupported = _ABSENT
+    presence_penalty: Unsupported = _ABSENT
+    repetition_penalty: Unsupported = _ABSENT
+    min_p: Unsupported = _ABSENT
+    logit_bias: Unsupported = _ABSENT
+    logprobs: Unsupported = _ABSENT
+
+
+class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+
+    top_logprobs: Unsupported = _ABSENT
+    tools: Unsupported = _ABSENT
+    tool_choice: Unsupported = _ABSENT
+    functions: Unsupported = _ABSENT
+    function_call: Unsupported = _ABSENT
+    response_format: Unsupported = _ABSENT
+    modalities: Unsupported = _ABSENT
+    audio: Unsupported = _ABSENT
+    reasoning_effort: Unsupported = _ABSENT
+    verbosity: Unsupported = _ABSENT
+    web_search_options: Unsupported = _ABSENT
+
+
+class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+
+    best_of: Unsupported = _ABSENT
+    echo: Unsupported = _ABSENT
+    suffix: Unsupported = _ABSENT
+
+
+# What asks for nothing, so that clients which always send their defaults are served.
+NEUTRAL: dict[str, tuple[bytes, ...]] = {
+    "n": (b"1",),
+    "best_of": (b"1",),
+    "frequency_penalty": (b"0", b"0.0"),
+    "presence_penalty": (b"0", b"0.0"),
+    "repetition_penalty": (b"1", b"1.0"),
+    "min_p": (b"0", b"0.0"),
+    "logit_bias": (b"{}",),
+    "logprobs": (b"false",),
+    "top_logprobs": (b"0",),
+    "tools": (b"[]",),
+    "functions": (b"[]",),
+    "tool_choice": (b'"none"', b'"auto"'),
+    "function_call": (b'"none"', b'"auto"'),
+    "response_format": (b'{"type":"text"}',),
+    "modalities": (b'["text"]',),
+    "audio": (),
+    "reasoning_effort": (b'"none"',),
+    "verbosity": (b'"medium"',),
+    "web_search_options": (),
+    "echo": (b"false",),
+    "suffix": (b'""',),
+    "tool_calls": (b"[]",),
+}
+
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+
+Body = TypeVar("Body", bound=GenerationBody)
+
+CHAT = msgspec.json.Decoder(ChatBody)
+COMPLETION = msgspec.json.Decoder(CompletionBody)
+
+
+def decode(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """Raises ApiError naming the parameter at fault."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _described(str(error)) from None
+    except RecursionError:
+        raise ApiError("invalid_json", "the JSON is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ApiError("invalid_json", f"the request body is not valid JSON: {error}") from None
+
+
+def is_neutral(name: str, value: msgspec.Raw) -> bool:
+    """Whether an unsupported parameter is absent, null or a default that changes nothing."""
+    compact = bytes(value)
+    if compact == b"null" or compact in NEUTRAL.get(name, ()):
+        return True
+    return b"".join(compact.split()) in NEUTRAL.get(name, ())
+
+
+def _described(message: str) -> ApiError:
+    located = _PATH.search(message)
+    path = located.group(1) if located else ""
+    plain = message[: located.start()] if located else message
+    if unknown := _UNKNOWN.search(plain):
+        param = _joined(path, unknown.group(1))
+        return ApiError("unknown_parameter", f"unknown parameter: {param!r}", param=param)
+    if missing := _MISSING.search(plain):
+        param = _joined(path, missing.group(1))
+        return ApiError("missing_required_parameter", f"missing required parameter: {param!r}", param=param)
+    where = f"parameter {path!r}: " if path else ""
+    return ApiError("invalid_type", f"{where}{plain}", param=path or None)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,78 @@
+"""Keys and routes in memory: loaded from PostgreSQL, reloaded on NOTIFY and every 30 s.
+
+While PostgreSQL is away the last snapshot keeps serving; `loaded_at` says how old it is.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from modelsvc.contracts import ModelRoute
+from modelsvc.routes import routes_load
+from tenants.contracts import KeyGrant
+from tenants.grants import SNAPSHOT_CHANNEL, grants_load
+
+RELOAD_S = 30.0
+_LOAD_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 5
+_MIN_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    grants: dict[str, KeyGrant]  # by public id
+    routes: dict[str, ModelRoute]  # by slug
+    loaded_at: float  # monotonic
+
+
+class SnapshotFeed:
+    """`current` is None until the first load. `on_change` runs in the event loop after each load."""
+
+    def __init__(self, database_url: str, on_change: Callable[[Snapshot], None]) -> None:
+        self._database_url = database_url
+        self._on_change = on_change
+        self.current: Snapshot | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff_s = _MIN_BACKOFF_S
+        while True:
+            started = time.monotonic()
+            try:
+                await self._follow()
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                logger.warning("snapshot: PostgreSQL is away, serving the last one: %s", error)
+            if self.current is not None and self.current.loaded_at > started:
+                backoff_s = _MIN_BACKOFF_S
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+
+    async def _follow(self) -> None:
+        async with await psycopg.AsyncConnection.connect(
+            self._database_url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S
+        ) as conn:
+            # LISTEN before the first load: a change in between is announced and loaded again.
+            await conn.execute(f"LISTEN {SNAPSHOT_CHANNEL}")
+            while True:
+                async with asyncio.timeout(_LOAD_TIMEOUT_S):
+                    await self._load(conn)
+                async for _ in conn.notifies(timeout=RELOAD_S, stop_after=1):
+                    pass
+
+    async def _load(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        grants = await grants_load(conn)
+        routes = await routes_load(conn)
+        self.current = Snapshot(
+            grants={grant.public_id: grant for grant in grants},
+            routes={route.slug: route for route in routes},
+            loaded_at=time.monotonic(),
+        )
+        self._on_change(self.current)

@@ -1,0 +1,124 @@
+"""The stream table, and the dispatcher's side of it: submit, cancel, and what the dispatcher says."""
+
+import time
+
+from gateway.errors import ApiError, overloaded
+from gateway.link import Link
+from gateway.metrics import Metrics
+from gateway.replicas import Replicas
+from gateway.settings import Settings
+from gateway.stream import Stream
+from gpuworker.wire.messages import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Cancel,
+    Ended,
+    Hello,
+    Placed,
+    WorkerDown,
+    WorkerUp,
+    new_incarnation,
+)
+
+DISPATCHER_SILENCE_S = 5.0
+
+
+class Upstream:
+    """`streams` holds every submitted request until its usage is recorded."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.incarnation = new_incarnation()
+        self.streams: dict[int, Stream] = {}
+        self.dispatcher_lost_at = time.monotonic()  # 0 while connected
+        self._last_sid = 0
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            role="gateway",
+            id=settings.gateway_id,
+            incarnation=self.incarnation,
+            secret=settings.wire_secret,
+        )
+        self.dispatcher = Link(
+            "dispatcher",
+            settings.dispatch_address,
+            hello,
+            accept=lambda _: "",
+            on_ready=self._ready,
+            on_message=self._said,
+            on_lost=self._lost,
+            silence_s=DISPATCHER_SILENCE_S,
+        )
+        self.replicas = Replicas(hello, self.streams, metrics, self.dispatcher.send)
+
+    async def run(self) -> None:
+        """Until cancelled; then every connection is closed."""
+        try:
+            await self.dispatcher.run()
+        finally:
+            self.replicas.close()
+
+    def sid_next(self) -> int:
+        self._last_sid += 1
+        return self._last_sid
+
+    def submit(self, stream: Stream) -> None:
+        """Raises ApiError when there is no dispatcher; then nothing was submitted."""
+        if not self.dispatcher.send(stream.submit):
+            raise overloaded("the dispatcher cannot be reached")
+        self.streams[stream.sid] = stream
+
+    def cancel(self, stream: Stream, reason: str) -> None:
+        """Tell everybody who may hold it. Idempotent; the stream settles when one of them answers."""
+        if stream.is_settled or stream.cancel_reason:
+            return
+        stream.cancel_reason = reason
+        message = Cancel(sid=stream.sid, reason=reason)
+        self.dispatcher.send(message)
+        self.replicas.tell(stream.worker, message)
+
+    def forget(self, stream: Stream) -> None:
+        self.streams.pop(stream.sid, None)
+
+    def _ready(self) -> None:
+        """A dispatcher that was away, or is new, is told what waits for it."""
+        self.dispatcher_lost_at = 0.0
+        now = time.monotonic()
+        for stream in self.streams.values():
+            if stream.is_settled:
+                continue
+            if stream.cancel_reason:
+                self.dispatcher.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
+            elif not stream.worker:
+                self.dispatcher.send(stream.resubmit(now))
+
+    def _lost(self, _: str) -> None:
+        self.dispatcher_lost_at = time.monotonic()
+
+    def _said(self, message: AnyMessage) -> None:
+        match message:
+            case Placed():
+                stream = self.streams.get(message.sid)
+                if stream is not None and not stream.is_settled and not stream.received:
+                    self.replicas.placed(stream, message)
+            case Ended():
+                if stream := self.streams.get(message.sid):
+                    _end(stream, message)
+            case WorkerUp():
+                self.replicas.up(message)
+            case WorkerDown():
+                self.replicas.down(message)
+
+
+def _end(stream: Stream, ended: Ended) -> None:
+    stream.ended_code = ended.code
+    retry_after_ms = ended.retry_after_ms or 1_000
+    match ended.code:
+        case "queue_full":
+            stream.fail(ApiError("queue_full", ended.message, retry_after_ms=retry_after_ms))
+        case "deadline_exceeded" | "deadline":
+            stream.fail(ApiError("deadline_exceeded", ended.message))
+        case "cancelled":
+            stream.fail(ApiError("request_cancelled", ended.message, retry_after_ms=retry_after_ms))
+        case _:
+            stream.fail(overloaded(ended.message, retry_after_ms))
+    stream.settle()

@@ -1,0 +1,176 @@
+"""From a decoded body to what may be run: parameters checked, defaults chosen, nothing silently dropped."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.schema import NEUTRAL, ChatBody, ChatMessage, CompletionBody, GenerationBody, is_neutral
+from gpuworker.wire.messages import Sampling
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 256
+MAX_TEMPERATURE = 2.0
+_MAX_MODEL_CHARACTERS = 256
+_SEED_MASK = (1 << 63) - 1
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TIERS = {
+    "auto": "interactive",
+    "default": "interactive",
+    "fast": "interactive",
+    "priority": "interactive",
+    "flex": "batch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message as the template sees it."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A checked request. Exactly one of `messages`, `text` and `ids` holds the prompt."""
+
+    is_chat: bool
+    model: str
+    messages: Sequence[Message] | None
+    text: str | None
+    ids: Sequence[int] | None
+    max_tokens: int | None
+    max_tokens_param: str
+    sampling: Sampling
+    stop: list[str]
+    ignore_eos: bool
+    stream: bool
+    include_usage: bool
+    klass: str
+
+    @property
+    def service_tier(self) -> str:
+        return "flex" if self.klass == "batch" else "default"
+
+
+def chat_validate(body: ChatBody) -> Generation:
+    """Raises ApiError."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise _invalid("max_completion_tokens", "must not be given together with max_tokens")
+    if not body.messages:
+        raise _invalid("messages", "must not be empty")
+    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return _generation(body, param, messages=messages)
+
+
+def completion_validate(body: CompletionBody) -> Generation:
+    """Raises ApiError."""
+    prompt: str | Sequence[str | int | list[int]] = body.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return _generation(body, "max_tokens", text=prompt)
+    ids = [token for token in prompt if isinstance(token, int)]
+    if len(ids) != len(prompt):
+        raise ApiError("unsupported_parameter", "only one prompt per request is supported", param="prompt")
+    if not ids:
+        raise _invalid("prompt", "must not be empty")
+    return _generation(body, "max_tokens", ids=ids)
+
+
+def _generation(
+    body: GenerationBody,
+    max_tokens_param: str,
+    *,
+    messages: list[Message] | None = None,
+    text: str | None = None,
+    ids: list[int] | None = None,
+) -> Generation:
+    _unsupported_refuse(body)
+    if not 0 < len(body.model) <= _MAX_MODEL_CHARACTERS:
+        raise _invalid("model", f"must have 1 to {_MAX_MODEL_CHARACTERS} characters")
+    max_tokens: int | None = getattr(body, max_tokens_param)
+    if max_tokens is not None and max_tokens < 1:
+        raise _invalid(max_tokens_param, f"must be at least 1, not {max_tokens}")
+    if body.stream_options is not None and not body.stream:
+        raise _invalid("stream_options", "is only allowed when stream is true")
+    if body.service_tier is not None and body.service_tier not in _TIERS:
+        raise _invalid("service_tier", f"must be one of {', '.join(_TIERS)}")
+    return Generation(
+        is_chat=messages is not None,
+        model=body.model,
+        messages=messages,
+        text=text,
+        ids=ids,
+        max_tokens=max_tokens,
+        max_tokens_param=max_tokens_param,
+        sampling=_sampling(body),
+        stop=_stop(body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        klass=_TIERS[body.service_tier or "auto"],
+    )
+
+
+def _sampling(body: GenerationBody) -> Sampling:
+    temperature = 1.0 if body.temperature is None else body.temperature
+    top_p = 1.0 if body.top_p is None else body.top_p
+    top_k = 0 if body.top_k is None else body.top_k
+    if not 0 <= temperature <= MAX_TEMPERATURE:
+        raise _invalid("temperature", f"must be between 0 and {MAX_TEMPERATURE:g}, not {temperature:g}")
+    if not 0 < top_p <= 1:
+        raise _invalid("top_p", f"must be above 0 and at most 1, not {top_p:g}")
+    if not -1 <= top_k < 1 << 31:
+        raise _invalid("top_k", "must be a positive number, or 0 or -1 for off")
+    if body.seed is not None and not -(1 << 63) <= body.seed < 1 << 63:
+        raise _invalid("seed", "must fit into 64 bits")
+    seed = secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK
+    return Sampling(temperature=temperature, top_p=top_p, top_k=max(top_k, 0), seed=seed)
+
+
+def _stop(stop: str | list[str] | None) -> list[str]:
+    strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if len(strings) > MAX_STOP_STRINGS:
+        raise _invalid("stop", f"must hold at most {MAX_STOP_STRINGS} strings")
+    if any(not 0 < len(string) <= MAX_STOP_CHARACTERS for string in strings):
+        raise _invalid("stop", f"each stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
+    return strings
+
+
+def _message(message: ChatMessage, param: str) -> Message:
+    _unsupported_refuse(message, f"{param}.")
+    role = _ROLES.get(message.role)
+    if role is None:
+        code = "unsupported_parameter" if message.role in ("tool", "function") else "invalid_value"
+        raise ApiError(code, f"role {message.role!r} is not supported", param=f"{param}.role")
+    content = message.content
+    if content is None:
+        raise ApiError("missing_required_parameter", "a message needs content", param=f"{param}.content")
+    if isinstance(content, str):
+        return Message(role, content)
+    texts = []
+    for index, part in enumerate(content):
+        if part.type != "text":
+            where = f"{param}.content[{index}].type"
+            raise ApiError("unsupported_parameter", f"content of type {part.type!r}", param=where)
+        if part.text is None:
+            where = f"{param}.content[{index}].text"
+            raise ApiError("missing_required_parameter", "a text part needs text", param=where)
+        texts.append(part.text)
+    return Message(role, "".join(texts))
+
+
+def _unsupported_refuse(struct: msgspec.Struct, prefix: str = "") -> None:
+    for name in struct.__struct_fields__:
+        if name in NEUTRAL and not is_neutral(name, getattr(struct, name)):
+            param = prefix + name
+            raise ApiError("unsupported_parameter", f"{param} is not supported with this value", param=param)
+
+
+def _invalid(param: str, rule: str) -> ApiError:
+    return ApiError("invalid_value", f"{param} {rule}", param=param)
