@@ -1,8 +1,8 @@
 """`python -m bench.gateway`: what the gateway adds to a request, and what a token costs it.
 
-A real gateway process between this process's own HTTP clients, dispatcher and worker: no model, no PostgreSQL.
-Times are taken here, on one clock. This process does the work of all peers, so on two cores it is the bottleneck
-of the unpaced row; CPU microseconds per event in the paced rows are the figure to compare.
+A real gateway process between this process's own HTTP clients, dispatcher and worker: no model and no
+PostgreSQL. Times are taken here, on one clock. This process plays all the peers, which limits the unpaced
+rows; CPU microseconds per event in the paced rows are the figure to compare.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ async def paced(gateway: GatewayProcess, streams: int) -> list[dict[str, Any]]:
         await asyncio.sleep(max(began_at + step / PACED_RATE - time.perf_counter(), 0))
 
     _, cpu_s, transits_ms, events = await fan_out(gateway, streams, PACED_RATE * PACED_SECONDS, pace)
-    name = f"paced {streams} streams × {PACED_RATE}/s"
+    name = f"paced {streams} streams x {PACED_RATE}/s"
     return [
         _row(f"{name}: gateway CPU per event", cpu_s / events * 1e6, "µs"),
         _row(f"{name}: worker → client, p50", median(transits_ms), "ms"),

@@ -32,7 +32,7 @@ def bench_folder() -> Path:
 
 
 def bench_report(suite: str, title: str, rows: Sequence[dict[str, Any]], **facts: Any) -> Path:
-    """Print `rows` (equal keys) as a table and write them, with the machine and `facts`, to `<suite>.json`."""
+    """Print `rows` (equal keys) as a table and write them, with machine and `facts`, to `<suite>.json`."""
     table = Table(title=title)
     for column in rows[0]:
         table.add_column(column, justify="right")

@@ -1,4 +1,4 @@
-"""A lean streaming client for load: one request over a plain socket, a timestamp per event. Loopback, no TLS."""
+"""A lean streaming client for load: one request over a plain socket, a timestamp per event. No TLS."""
 
 import asyncio
 import json
@@ -37,7 +37,8 @@ async def completion_stream(base_url: str, api_key: str, body: dict[str, Any]) -
     payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     writer.write(
         f"POST {url.path}/completions HTTP/1.1\r\nHost: {url.netloc}\r\nAuthorization: Bearer {api_key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n".encode()
+        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
+        "Connection: close\r\n\r\n".encode()
         + payload
     )
     timeline = Timeline(sent=time.perf_counter())

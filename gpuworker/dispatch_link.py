@@ -59,6 +59,7 @@ class DispatchLink:
                 await asyncio.sleep(self._retry_s)
                 self._retry_s = min(self._retry_s * 2, LAST_RETRY_S)
         finally:
+            self.is_joined = False
             if self._connection is not None:
                 self._connection.close("worker stops")
 

@@ -73,13 +73,7 @@ class WorkerServer:
         stats = await self._backend.start(self._stepped, self._engine_died)
         self._report = LoadReport(stats)
         await self._listener.open(self._settings.listen)
-        logger.info(
-            "serving model=%s digest=%s blocks=%d listen=%s",
-            self._identity.model,
-            self._identity.digest,
-            stats.blocks,
-            self._settings.listen,
-        )
+        logger.info("serving digest=%s listen=%s", self._identity.digest, self._settings.listen)
         tasks = [asyncio.create_task(self._link.run()), asyncio.create_task(self._beat())]
         stopping = asyncio.create_task(stop.wait())
         try:

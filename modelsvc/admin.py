@@ -9,7 +9,7 @@ from modelsvc.models import Model, ModelRoute, ModelVersion
 from modelsvc.services import RegistryError, route_switch, version_retire
 
 
-class RegistryAdmin(ModelAdmin):  # type: ignore[misc]  # unfold is untyped
+class RegistryAdmin(ModelAdmin):
     """Rows are made by an import and changed by actions; none is edited or deleted by hand.
 
     Not even with every field read-only: saving that form would write the old route back over a newer one.

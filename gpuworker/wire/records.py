@@ -24,7 +24,8 @@ def record_encode(payload: bytes) -> bytes:
     if not 0 < len(payload) <= MAX_RECORD_BYTES:
         raise ValueError(f"a record holds 1 to {MAX_RECORD_BYTES} bytes, not {len(payload)}")
     length = len(payload).to_bytes(_LENGTH_BYTES, "big")
-    return length + google_crc32c.value(length + payload).to_bytes(_LENGTH_BYTES, "big") + payload
+    checksum: int = google_crc32c.value(length + payload)
+    return length + checksum.to_bytes(_LENGTH_BYTES, "big") + payload
 
 
 def _payload_at(data: bytes, at: int) -> bytes | None:

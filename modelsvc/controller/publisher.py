@@ -11,13 +11,15 @@ from redis.exceptions import RedisError
 
 from gpuworker.wire.messages import FleetState
 from modelsvc.controller.backoff import Backoff
+from modelsvc.fleet_contracts import (
+    FLEET_GROUP,
+    FLEET_HISTORY_KEY,
+    FLEET_KEY,
+    FLEET_KEY_TTL_S,
+    HISTORY_POINTS,
+    HISTORY_TTL_S,
+)
 
-FLEET_GROUP = "fleet"  # message: {"type": "fleet.state", "state": FleetState as JSON types}
-FLEET_KEY = "sluice:fleet"  # the same state as JSON text
-FLEET_KEY_TTL_S = 5  # a page that finds no key knows that nobody watches the fleet
-FLEET_HISTORY_KEY = "sluice:fleet:history"  # headline figures of the last five minutes, newest first
-HISTORY_POINTS = 600
-HISTORY_TTL_S = 300
 PUBLISH_TIMEOUT_S = 2.0
 
 # Only a newer moment is added: several controllers see the same states.

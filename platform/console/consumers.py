@@ -14,8 +14,9 @@ from channels.generic.websocket import AsyncJsonWebsocketConsumer
 from django.contrib.auth import get_user_model
 from django.db import DatabaseError
 
-from console.contracts import FLEET_GROUP, FleetUnavailable
+from console.contracts import FleetUnavailable
 from console.selectors import fleet_read_async
+from modelsvc.fleet_contracts import FLEET_GROUP
 
 FORBIDDEN = 4403
 TRY_AGAIN = 1013  # IANA registry of WebSocket close codes: try again later

@@ -3,9 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from console.contracts import STALE_AFTER_MS, FleetSnapshot
+from console.contracts import STALE_AFTER_MS
 from console.formats import count_text, duration_text, percent_text, rate_text
 from gpuworker.wire.messages import QueueView, WorkerView
+from modelsvc.fleet_contracts import FleetSnapshot
 
 EMPTY = FleetSnapshot(
     seq=0, at_ms=0, workers=[], queues=[], gateways=[], submitted=0, refused=0, tokens_per_s=0.0

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from console.contracts import FleetSnapshot
 from console.fleet import FleetPage, fleet_page
 from gpuworker.wire.messages import GatewayView, QueueView, WorkerView
+from modelsvc.fleet_contracts import FleetSnapshot
 
 
 def component_samples() -> dict[str, Any]:

@@ -11,14 +11,8 @@ import redis
 import redis.asyncio
 
 from config.environment import redis_url
-from console.contracts import (
-    FLEET_HISTORY_KEY,
-    FLEET_KEY,
-    HISTORY_POINTS,
-    FleetPoint,
-    FleetSnapshot,
-    FleetUnavailable,
-)
+from console.contracts import FleetUnavailable
+from modelsvc.fleet_contracts import FLEET_HISTORY_KEY, FLEET_KEY, HISTORY_POINTS, FleetPoint, FleetSnapshot
 
 TIMEOUT_S = 2.0
 UNREACHABLE = "The state store (Valkey) cannot be reached. Check REDIS_URL and that the server runs."

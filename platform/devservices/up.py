@@ -52,7 +52,9 @@ def up(*, once: bool = False) -> int:
         return asyncio.run(_run(settings, once))
     except _EXPECTED as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+    except OSError as error:  # a full disk, a folder of somebody else's
+        sys.stderr.write(f"cannot go on: {error}\n")
+    return 1
 
 
 async def _run(settings: UpSettings, once: bool) -> int:
@@ -111,7 +113,7 @@ class _Up:
             task.result()
             return True
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, *_EXPECTED):
+        with contextlib.suppress(asyncio.CancelledError, OSError, *_EXPECTED):
             await task
         if self.supervisor.failed.done():
             raise self.supervisor.failed.result()

@@ -163,6 +163,7 @@ class Dispatcher:
     def refused(self, incarnation: str, refused: Refused, now_ms: float) -> None:
         """The worker decides finally: back to its place in the queue, or the end."""
         worker = self._workers[incarnation]
+        worker.draining = worker.draining or refused.code == "draining"
         request = self._unplace(worker, refused.row)
         gateway = self._gateways.get(refused.row.gateway)
         if request is None or request.submit is None or gateway is None:
@@ -217,7 +218,7 @@ class Dispatcher:
     # -- placing ------------------------------------------------------------------------------------------
 
     def _place(self, digest: str, now_ms: float) -> None:
-        workers = [w for w in self._workers.values() if w.hello.digest == digest and not w.is_suspect(now_ms)]
+        workers = [w for w in self._workers.values() if w.hello.digest == digest and w.may_take(now_ms)]
         if not workers:
             return
         for klass in CLASSES:

@@ -30,6 +30,7 @@ class Worker:
     send: Send
     heard_ms: float
     report: Report | None = None
+    draining: bool = False  # it refused a row because it stops; it gets nothing more
     placed: dict[RowKey, Request] = field(default_factory=dict)
     _unprefilled_tokens: int = 0  # prompts placed and not yet computed
     _unprefilled_blocks: int = 0
@@ -40,6 +41,9 @@ class Worker:
 
     def is_suspect(self, now_ms: float) -> bool:
         return self.report is None or now_ms - self.heard_ms > SUSPECT_MS
+
+    def may_take(self, now_ms: float) -> bool:
+        return not self.draining and not self.is_suspect(now_ms)
 
     def add(self, request: Request) -> None:
         self.placed[request.row] = request
@@ -101,7 +105,7 @@ class Worker:
             model=hello.model,
             digest=hello.digest,
             address=hello.address,
-            state="suspect" if self.is_suspect(now_ms) else "ready",
+            state="draining" if self.draining else "suspect" if self.is_suspect(now_ms) else "ready",
             running=report.running if report else 0,
             waiting=report.waiting if report else 0,
             pending_prefill_tokens=report.pending_prefill_tokens if report else 0,

@@ -9,7 +9,7 @@ import pytest
 from channels.layers import get_channel_layer
 
 from devservices.valkey import ValkeyServer
-from modelsvc.controller.publisher import FLEET_GROUP
+from modelsvc.fleet_contracts import FLEET_GROUP
 from tests.billing.shop import Shop, price
 from tests.billing.stage import Stage
 from tests.conftest import Database

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from devservices.valkey import ValkeyServer
 from gpuworker.wire.messages import DEAD_MS, HEARTBEAT_MS, FleetState
 from modelsvc.controller.peer import PeerLost, peer_open
-from modelsvc.controller.publisher import FLEET_HISTORY_KEY, FLEET_KEY, FLEET_KEY_TTL_S
+from modelsvc.fleet_contracts import FLEET_HISTORY_KEY, FLEET_KEY, FLEET_KEY_TTL_S
 from tests.billing.peers import SECRET, ScriptedDispatcher, ScriptedWorker
 from tests.billing.shop import Shop
 from tests.billing.stage import Stage

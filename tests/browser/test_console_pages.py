@@ -10,7 +10,8 @@ from django.test import Client, override_settings
 
 from devservices.valkey import ValkeyServer
 from gpuworker.wire.messages import FleetState
-from modelsvc.controller.publisher import FLEET_KEY, state_document
+from modelsvc.controller.publisher import state_document
+from modelsvc.fleet_contracts import FLEET_KEY
 from tenants.models import User
 from tenants.scoping import operator_scope
 from tests.browser.conftest import ADMIN_PASSWORD, now_ms

@@ -15,9 +15,9 @@ from django.conf import settings
 from django.test import Client
 
 from console import consumers
-from console.contracts import FLEET_HISTORY_KEY
 from console.routing import websocket_urlpatterns
 from devservices.valkey import ValkeyServer
+from modelsvc.fleet_contracts import FLEET_HISTORY_KEY
 from tenants.models import User
 from tenants.scoping import operator_scope
 from tests.browser.fleet import controller, fleet, worker

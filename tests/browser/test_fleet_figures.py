@@ -6,18 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from console import branding, contracts
-from console.contracts import FleetPoint, FleetSnapshot
+from console import branding
 from console.fleet import EMPTY, NOTHING, FleetPage, fleet_page, natural_key
 from console.formats import count_text, duration_text, percent_text, rate_text
 from gpuworker.wire.messages import FleetState
-from modelsvc.controller.publisher import (
-    FLEET_GROUP,
-    FLEET_HISTORY_KEY,
-    FLEET_KEY,
-    HISTORY_POINTS,
-    history_point,
-    state_document,
+from modelsvc.controller.publisher import history_point, state_document
+from modelsvc.fleet_contracts import (
+    FleetPoint,
+    FleetSnapshot,
 )
 from tests.browser.fleet import AT_MS, fleet, worker
 
@@ -40,8 +36,6 @@ def test_controller_and_console_agree_on_the_published_form() -> None:
     state = fleet([worker(0), worker(1)])
     assert FleetSnapshot.__struct_fields__ == FleetState.__struct_fields__
     assert published(state).workers == state.workers
-    assert (contracts.FLEET_KEY, contracts.FLEET_GROUP) == (FLEET_KEY, FLEET_GROUP)
-    assert (contracts.FLEET_HISTORY_KEY, contracts.HISTORY_POINTS) == (FLEET_HISTORY_KEY, HISTORY_POINTS)
     assert msgspec.convert(history_point(state), FleetPoint).queued == {"interactive": 3, "batch": 21}
 
 

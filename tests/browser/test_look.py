@@ -11,9 +11,9 @@ import redis.asyncio
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
-from console.contracts import FLEET_HISTORY_KEY, HISTORY_POINTS
 from devservices.valkey import ValkeyServer
 from modelsvc.controller.publisher import FleetPublisher
+from modelsvc.fleet_contracts import FLEET_HISTORY_KEY, HISTORY_POINTS
 from tests.browser.conftest import SCREENSHOTS, Site, errors_of, log_in, now_ms
 from tests.browser.fleet import controller, fleet, worker
 

@@ -1,7 +1,7 @@
 """In-memory peers for the dispatcher's core: they record what they are sent."""
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpuworker.wire.messages import (
     PROTOCOL_VERSION,
@@ -58,7 +58,7 @@ def hello(
 
 
 def submit(
-    sid: int, *, prompt: int = 10, digest: str = "d1", klass: str = "interactive", **fields: int
+    sid: int, *, prompt: int = 10, digest: str = "d1", klass: str = "interactive", **fields: Any
 ) -> Submit:
     return Submit(
         sid=sid,

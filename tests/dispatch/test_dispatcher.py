@@ -1,5 +1,7 @@
 """Order, placement and endings decided by the dispatcher, on a manual clock."""
 
+from typing import Any
+
 import pytest
 
 from dispatch.dispatcher import Dispatcher, Limits
@@ -23,19 +25,19 @@ from tests.dispatch.peers import Inbox, hello, report, submit
 class Scene:
     """One dispatcher, one gateway `g`, and workers as a test adds them."""
 
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.now = 1_000.0
         self.dispatcher = Dispatcher(Limits(**limits), 0.0)
         self.gateway = Inbox()
         self.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), self.gateway.send, self.now)
 
-    def worker(self, name: str = "w", **fields: object) -> Inbox:
+    def worker(self, name: str = "w", **fields: Any) -> Inbox:
         inbox = Inbox()
         self.dispatcher.worker_joined(hello("worker", name, name, **fields), inbox.send, self.now)
         self.dispatcher.report(name, report(1, free_blocks=fields.get("blocks", 64)), self.now)
         return inbox
 
-    def submit(self, sid: int, **fields: object) -> None:
+    def submit(self, sid: int, **fields: Any) -> None:
         self.dispatcher.submit("g", submit(sid, **fields), self.now)
 
     def silent_for(self, ms: float, *, except_gateway: bool = True) -> None:
@@ -156,6 +158,15 @@ def test_a_worker_refusal_for_capacity_puts_the_request_back_in_its_place(scene:
     scene.dispatcher.refused("w", refusal, scene.now)
     scene.dispatcher.report("w", report(2), scene.now)
     assert [run.submit.sid for run in worker.of(Run)] == [1, 1]
+
+
+def test_a_worker_that_drains_gets_nothing_more(scene: Scene) -> None:
+    draining = scene.worker("old")
+    scene.submit(1)
+    scene.dispatcher.refused("old", Refused(row=RowKey("g", 1), code="draining", message=""), scene.now)
+    scene.dispatcher.report("old", report(2), scene.now)
+    assert len(draining.of(Run)) == 1
+    assert [run.submit.sid for run in scene.worker("new").of(Run)] == [1]
 
 
 def test_any_other_refusal_ends_the_request(scene: Scene) -> None:

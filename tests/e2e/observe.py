@@ -26,9 +26,9 @@ def usage_rows(operator_url: str, request_id: str) -> list[dict[str, Any]]:
     """As an operator sees them, with the sum of each row's ledger entries and the debit on the tenant."""
     with psycopg.connect(operator_url, row_factory=dict_row) as connection:
         return connection.execute(
-            """SELECT u.*, (SELECT coalesce(sum(l.amount_micro), 0) FROM billing_ledgerentry l
+            """SELECT u.*, (SELECT coalesce(sum(l.amount_micro_usd), 0) FROM billing_ledgerentry l
                             WHERE l.request_id = u.request_id AND l.attempt = u.attempt) AS ledger_sum,
-                      (SELECT coalesce(sum(l.amount_micro), 0) FROM billing_ledgerentry l
+                      (SELECT coalesce(sum(l.amount_micro_usd), 0) FROM billing_ledgerentry l
                        WHERE l.request_id = u.request_id AND l.attempt = u.attempt
                          AND l.account LIKE 'tenant:%%') AS charged
                FROM billing_usageevent u WHERE u.request_id = %s""",
@@ -46,7 +46,7 @@ async def usage_row(operator_url: str, request_id: str) -> dict[str, Any]:
 def fleet(redis_url: str) -> dict[str, Any]:
     """The latest fleet state, {} when nobody publishes it."""
     with redis.Redis.from_url(redis_url) as client, contextlib.suppress(TypeError):
-        state: dict[str, Any] = json.loads(client.get("sluice:fleet"))  # type: ignore[arg-type]
+        state: dict[str, Any] = json.loads(client.get("sluice:fleet"))
         return state
     return {}
 

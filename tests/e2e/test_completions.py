@@ -43,7 +43,7 @@ async def test_a_chat_answer_is_sensible_and_billed_as_shown(
         answer.usage.completion_tokens,
     )
     assert row["outcome"] == "completed"
-    assert row["cost_micro"] == row["charged"] > 0
+    assert row["cost_micro_usd"] == row["charged"] > 0
     assert row["ledger_sum"] == 0
 
 

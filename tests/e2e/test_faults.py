@@ -76,23 +76,19 @@ async def test_a_gateway_killed_under_load_has_its_streams_billed_by_the_reaper(
     client, model = _client(stack), stack.demo["model"]
     await eventually(lambda: is_idle(stack.redis_url), 30)
 
-    async def first_events() -> str:
-        stream = await client.completions.create(
-            model=model,
-            prompt="A very long story:",
-            max_tokens=1_500,
-            temperature=0,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        seen = 0
-        async for chunk in stream:
-            seen += 1
-            if seen == 80:
-                return chunk.id.removeprefix("cmpl-")
-        raise AssertionError("the stream ended early")
-
-    request_id = await first_events()
+    stream = await client.completions.create(
+        model=model,
+        prompt="A very long story:",
+        max_tokens=1_500,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    seen = 0
+    while seen < 80:
+        chunk = await anext(aiter(stream))
+        seen += 1
+    request_id = chunk.id.removeprefix("cmpl-")
     os.kill(stack.demo["pids"]["gateway"], signal.SIGKILL)
     killed = time.monotonic()
 
@@ -104,6 +100,7 @@ async def test_a_gateway_killed_under_load_has_its_streams_billed_by_the_reaper(
 
     outcome, output_tokens = await eventually(row, 40, "the reaper's row")
     assert time.monotonic() - killed < 30
+    await stream.close()
     assert outcome == "gateway_lost"
     assert output_tokens >= 64
     await eventually(lambda: is_idle(stack.redis_url), 20)

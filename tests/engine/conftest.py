@@ -1,21 +1,12 @@
 """The demo model for engine tests, imported once into a cache folder."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
+import gpuworker.engine  # noqa: F401  before torch is loaded: it sets how torch's threads wait
 from modelsvc.importer import model_import_demo
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,9 @@ def test_alone_every_token_is_the_reference_models_choice(case: Case, reference:
 
 
 @pytest.mark.parametrize("index", [0, 8, 14])
-def test_alone_equals_what_the_reference_generates(case: Case, reference: PreTrainedModel, index: int) -> None:
+def test_alone_equals_what_the_reference_generates(
+    case: Case, reference: PreTrainedModel, index: int
+) -> None:
     """The induction above, checked against the reference's own generation loop with its KV cache."""
     prompt = torch.tensor([case.prompts[index]])
     with torch.inference_mode():

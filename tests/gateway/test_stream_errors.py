@@ -188,6 +188,14 @@ async def test_a_second_replica_cannot_write_into_a_stream(gateway: GatewayProce
 async def test_a_worker_with_other_weights_never_writes_a_byte(gateway: GatewayProcess) -> None:
     other = WorkerPeer("worker-9", socket_address(gateway.folder, "w9"), "0" * 64)
     await gateway.dispatcher.add(other)
+    unplaced, early = await begin(gateway)
+    other.emit(early.sid, 0, 1, "wrong")
+    assert (await asyncio.wait_for(other.cancels.get(), WAIT_S)).sid == early.sid
+    gateway.dispatcher.place(early, gateway.worker)
+    gateway.worker.emit(early.sid, 0, 1, "right")
+    gateway.worker.finish(early.sid, "stop", output=1)
+    assert (await unplaced).json()["choices"][0]["message"]["content"] == "right"
+
     task, submit = await begin(gateway, stream=True)
     gateway.dispatcher.place(submit, other)
     response = await task

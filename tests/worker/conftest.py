@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.support import DispatcherEnd, GatewayEnd, WorkerProcess, weights_make
+from tests.worker.peers import DispatcherEnd, GatewayEnd
+from tests.worker.support import WorkerProcess, weights_make
 
 
 @dataclass

@@ -4,9 +4,9 @@ import pytest
 
 from gpuworker.wire.messages import Cancel, CancelRow, GatewayGone
 from tests.worker.conftest import Stage
-from tests.worker.support import GatewayEnd, usage_until_ended
+from tests.worker.peers import GatewayEnd, usage_until_ended
 
-STEP_MS = ("--step-ms", "40")
+STEP_MS = ("--step-ms", "80")
 SMALL_POOL = ("--kv-blocks", "16")
 
 
@@ -25,8 +25,8 @@ async def cancel(stage: Stage, gateway: GatewayEnd, sid: int, way: str) -> int:
 async def test_while_it_waits(stage: Stage, way: str) -> None:
     await stage.start(*STEP_MS, *SMALL_POOL)
     gateway = await stage.gateway()
-    stage.run(gateway, 1, "x" * 200, max_tokens=40)
-    stage.run(gateway, 2, "y" * 200, max_tokens=40)
+    stage.run(gateway, 1, "x" * 200, max_tokens=12)
+    stage.run(gateway, 2, "y" * 200, max_tokens=12)
     await stage.dispatcher.until(lambda: stage.dispatcher.reports[-1].waiting == 1)
     step = await cancel(stage, gateway, 2, way)
     end = gateway.ends[2]
@@ -34,7 +34,7 @@ async def test_while_it_waits(stage: Stage, way: str) -> None:
     assert gateway.end_step(2) <= step + 2
     assert 1 not in gateway.ends, "its neighbour goes on"
     await gateway.until_ended(1)
-    assert gateway.text(1) == "x" * 40
+    assert gateway.text(1) == "x" * 12
     await stage.dispatcher.until_idle()
 
 
@@ -57,14 +57,14 @@ async def test_while_it_decodes(stage: Stage, way: str) -> None:
     await stage.start(*STEP_MS)
     gateway = await stage.gateway()
     stage.run(gateway, 1, "going", max_tokens=1000)
-    stage.run(gateway, 2, "on", max_tokens=30)
+    stage.run(gateway, 2, "on", max_tokens=12)
     await gateway.until(lambda: len(gateway.text(1)) >= 3)
     step = await cancel(stage, gateway, 1, way)
     assert gateway.ends[1].reason == "cancelled"
     assert gateway.end_step(1) <= step + 2
     assert gateway.ends[1].output_tokens == len(gateway.text(1)), "tokens shown are tokens counted"
     await gateway.until_ended(2)
-    assert gateway.text(2) == "on" * 15
+    assert gateway.text(2) == "on" * 6
     await stage.dispatcher.until_idle()
     records = await usage_until_ended(stage.worker.address, "request-1", "request-2")
     assert records["request-1"].reason == "cancelled"

@@ -15,7 +15,8 @@ from gpuworker.usage_journal import UsageJournal, WorkerIdentity
 from gpuworker.wire.journal import Journal
 from gpuworker.wire.messages import RowKey
 from tests.engine.support import tokenizer_file
-from tests.worker.support import SECRET, DispatcherEnd, GatewayEnd, Waiter, submit_make
+from tests.worker.peers import DispatcherEnd, GatewayEnd
+from tests.worker.support import SECRET, Waiter, submit_make
 
 
 class FaultyRunner:

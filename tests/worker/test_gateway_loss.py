@@ -12,7 +12,7 @@ from gpuworker.outbox import Outboxes
 from gpuworker.wire.connection import Connection, listen
 from gpuworker.wire.messages import End, Frame, Heartbeat, RowKey
 from tests.worker.conftest import Stage
-from tests.worker.support import GatewayEnd, usage_until_ended
+from tests.worker.peers import GatewayEnd, usage_until_ended
 
 ROW = RowKey("g", 1)
 

@@ -10,7 +10,7 @@ import pytest
 from gpuworker.wire.journal import Journal
 from gpuworker.wire.messages import CHECKPOINT_TOKENS
 from tests.worker.conftest import Stage
-from tests.worker.support import last_of_each, usage_collect, usage_until_ended
+from tests.worker.peers import last_of_each, usage_collect, usage_until_ended
 
 
 async def test_sigterm_lets_running_rows_finish_and_refuses_new_ones(stage: Stage) -> None:

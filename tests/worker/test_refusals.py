@@ -14,7 +14,7 @@ from gpuworker.wire.messages import (
     pack_ids,
 )
 from tests.worker.conftest import Stage
-from tests.worker.support import usage_collect
+from tests.worker.peers import usage_collect
 
 
 @pytest.mark.parametrize(

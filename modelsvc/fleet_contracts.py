@@ -1,0 +1,39 @@
+"""The fleet state as the controller publishes it and as pages read it. No Django here.
+
+The controller stores the latest state as JSON under FLEET_KEY, keeps the headline figures of the last minutes
+in the list FLEET_HISTORY_KEY (newest first), and sends {"type": "fleet.state", "state": …} to the Channels
+group FLEET_GROUP.
+"""
+
+import msgspec
+
+from gpuworker.wire.messages import GatewayView, QueueView, WorkerView
+
+FLEET_GROUP = "fleet"
+FLEET_KEY = "sluice:fleet"
+FLEET_KEY_TTL_S = 5  # a page that finds no key knows that nobody watches the fleet
+FLEET_HISTORY_KEY = "sluice:fleet:history"
+HISTORY_POINTS = 600  # five minutes at one point each 500 ms
+HISTORY_TTL_S = 300
+
+
+class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One FleetState, as a JSON object: field names, not positions, because browsers read it."""
+
+    seq: int
+    at_ms: int  # Unix time
+    workers: list[WorkerView]
+    queues: list[QueueView]
+    gateways: list[GatewayView]
+    submitted: int  # since the dispatcher started
+    refused: int
+    tokens_per_s: float
+
+
+class FleetPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The charts' figures at one moment."""
+
+    at_ms: int
+    tokens_per_s: float
+    running: int
+    queued: dict[str, int]  # by class
