@@ -132,11 +132,11 @@ class Engine:
         def deliver(sequence: Sequence, token: int) -> bool:
             return self._deliver(output, sequence, token)
 
-        for start in plan.starts:
-            sequence = self._scheduler.sequence(start.key)
+        begun = [self._scheduler.sequence(start.key) for start in plan.starts]
+        self._scheduler.apply(plan, result, ended_ms, deliver)
+        for sequence in begun:
             if not sequence.preemptions:
                 output.add_checkpoint(sequence)
-        self._scheduler.apply(plan, result, ended_ms, deliver)
         for sequence in self._scheduler.take_finished():
             detokenizer = self._detokenizers.pop(sequence.key)
             tail = "" if sequence.reason in SILENT_ENDS else detokenizer.flush()

@@ -5,6 +5,7 @@ import json
 import signal
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ async def begin(gateway: GatewayProcess, *headers: str, **fields: Any) -> tuple[
 async def test_a_body_that_does_not_arrive(tight: GatewayProcess) -> None:
     connection = await RawConnection.open(tight.port)
     connection.send("POST", CHAT, b"{", "content-length: 100", tight.authorization())
-    response = await connection.response()
+    response = await asyncio.wait_for(connection.response(), WAIT_S)
     assert (response.status, response.json()["error"]["code"]) == (408, "request_timeout")
     await asyncio.wait_for(connection.closed(), WAIT_S)
     connection.close()
@@ -134,20 +135,34 @@ async def test_a_client_that_does_not_read_is_cut(tight: GatewayProcess) -> None
     assert await tight.metric("slow_readers_cut_total") == cut_before + 1
     record = tight.usage_of(submit.request_id)
     assert (record.outcome, record.output_tokens) == ("cancelled", sent)
+    await no_connection_is_held(tight.port)
     client.close()
 
 
-async def test_a_finished_stream_does_not_wait_for_its_reader_for_ever(tight: GatewayProcess) -> None:
-    client = await slow_reader(tight.port, tight.authorization())
-    submit = await tight.dispatcher.submitted()
-    tight.dispatcher.place(submit, tight.worker)
-    for start in range(20):
-        tight.worker.emit(submit.sid, start, 1, "x" * 200 * KIB)
-    tight.worker.finish(submit.sid, "stop", output=20)
-    await tight.idle()
-    record = tight.usage_of(submit.request_id)
-    assert (record.outcome, record.output_tokens) == ("completed", 20)
-    client.close()
+async def no_connection_is_held(port: int) -> None:
+    """The server side is closed although its peer has read nothing yet."""
+    for _ in range(100):
+        sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        if not any(fields[1].endswith(f":{port:04X}") and fields[3] == "01" for fields in sockets):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the connection is still there")
+
+
+async def test_a_finished_stream_does_not_wait_for_its_reader_for_ever() -> None:
+    roomy = {"max_pending_bytes": 64 * KIB * KIB, "max_pending_bytes_hard": 64 * KIB * KIB}
+    async with gateway_started(limits={**LIMITS, **roomy}) as gateway:
+        client = await slow_reader(gateway.port, gateway.authorization())
+        submit = await gateway.dispatcher.submitted()
+        gateway.dispatcher.place(submit, gateway.worker)
+        for start in range(40):
+            gateway.worker.emit(submit.sid, start, 1, "x" * 200 * KIB)
+        gateway.worker.finish(submit.sid, "stop", output=40)
+        await gateway.idle()
+        await no_connection_is_held(gateway.port)
+        record = gateway.usage_of(submit.request_id)
+        assert (record.outcome, record.output_tokens) == ("completed", 40)
+        client.close()
 
 
 async def test_a_slow_reader_does_not_hold_up_others(tight: GatewayProcess) -> None:

@@ -121,6 +121,7 @@ async def test_worker_lost_before_the_first_byte(gateway: GatewayProcess, announ
     await gateway.dispatcher.lose(worker, announce=announce)
     response = await task
     assert (response.status, response.json()["error"]["code"]) == (503, "replica_lost")
+    assert "no connection" not in response.json()["error"]["message"]  # seen at once, not by the watchdog
     assert gateway.usage_of(submit.request_id).prompt_tokens == 0
     gateway.worker.finish(other_submit.sid, "stop", output=1)
     assert (await other).json()["choices"][0]["message"]["content"] == "unharmed"
