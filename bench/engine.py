@@ -26,7 +26,9 @@ def now_ms() -> float:
     return time.perf_counter() * 1000
 
 
-def submit_make(sid: int, vocab_size: int, prompt_tokens: int, output_tokens: int, temperature: float) -> Submit:
+def submit_make(
+    sid: int, vocab_size: int, prompt_tokens: int, output_tokens: int, temperature: float
+) -> Submit:
     randomness = random.Random(sid)
     prompt = [randomness.randrange(100, min(vocab_size, 20_000)) for _ in range(prompt_tokens)]
     return Submit(
@@ -62,7 +64,9 @@ def measure(engine: Engine, submits: list[Submit]) -> dict[str, Any]:
             decode_ms.append(stats.step_ms)
     took_s = (now_ms() - begun) / 1000
     first = [times[0] - begun for times in seen.values()]
-    gaps = [later - earlier for times in seen.values() for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [
+        later - earlier for times in seen.values() for earlier, later in zip(times, times[1:], strict=False)
+    ]
     return {
         "streams": len(submits),
         "ttft p50 ms": median(first),
@@ -76,7 +80,9 @@ def measure(engine: Engine, submits: list[Submit]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
@@ -110,7 +116,9 @@ def main() -> None:
             eos_ids=frozenset(),
         )
         submits = [
-            submit_make(sid, runner.vocab_size, options.prompt_tokens, options.output_tokens, options.temperature)
+            submit_make(
+                sid, runner.vocab_size, options.prompt_tokens, options.output_tokens, options.temperature
+            )
             for sid in range(streams)
         ]
         results.append(measure(engine, submits))

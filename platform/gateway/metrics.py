@@ -85,6 +85,7 @@ class Metrics:
         self.buffered_body_bytes = self._gauge("buffered_body_bytes", "Request bodies held in memory")
         self.tasks = self._gauge("tasks", "asyncio tasks of the process, the scrape's own included")
         self.workers = self._gauge("workers", "Replicas with an open token connection")
+        self.replicas_known = self._gauge("replicas_known", "Replicas the dispatcher named")
         self.dispatcher_connected = self._gauge("dispatcher_connected", "1 while the dispatcher is reachable")
         self.snapshot_age = self._gauge("snapshot_age_seconds", "Since keys and routes were last loaded")
         self.spool_pending_bytes = self._gauge("spool_pending_bytes", "Usage not yet in PostgreSQL")

@@ -33,10 +33,11 @@ logger = logging.getLogger(__name__)
 class Replica:
     """A worker the dispatcher named, and our token connection to it."""
 
-    __slots__ = ("link", "task", "up")
+    __slots__ = ("is_confirmed", "link", "task", "up")
 
     def __init__(self, up: WorkerUp, link: Link) -> None:
         self.up = up
+        self.is_confirmed = True  # named since the dispatcher was last joined
         self.link = link
         self.task = asyncio.create_task(link.run(), name=f"worker {up.id}")
 
@@ -61,6 +62,10 @@ class Replicas:
         for replica in self._replicas.values():
             replica.task.cancel()
 
+    @property
+    def known(self) -> int:
+        return len(self._replicas)
+
     def ready(self) -> list[WorkerUp]:
         return [replica.up for replica in self._replicas.values() if replica.link.is_ready]
 
@@ -80,8 +85,21 @@ class Replicas:
         stream.fail(ApiError("replica_lost", f"the replica was lost: {cause}", retry_after_ms=1_000))
         stream.settle()
 
+    def dispatcher_joined(self) -> None:
+        """It names its workers next; a WorkerDown may have been missed meanwhile."""
+        for replica in self._replicas.values():
+            replica.is_confirmed = False
+
+    def prune(self) -> None:
+        """Forget workers that neither the dispatcher names nor anybody answers for."""
+        for incarnation, replica in list(self._replicas.items()):
+            if not replica.is_confirmed and not replica.link.is_ready:
+                replica.task.cancel()
+                del self._replicas[incarnation]
+
     def up(self, up: WorkerUp) -> None:
-        if up.incarnation in self._replicas:
+        if known := self._replicas.get(up.incarnation):
+            known.is_confirmed = True
             return
         link = Link(
             f"worker {up.id}",

@@ -164,6 +164,7 @@ class Gateway:
         metrics.buffered_body_bytes.set(self.bodies.buffered_bytes)
         metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.workers.set(len(upstream.replicas.ready()))
+        metrics.replicas_known.set(upstream.replicas.known)
         metrics.dispatcher_connected.set(upstream.dispatcher.is_ready)
         if snapshot := self.snapshots.current:
             metrics.snapshot_age.set(time.monotonic() - snapshot.loaded_at)

@@ -30,6 +30,7 @@ class Upstream:
         self.incarnation = new_incarnation()
         self.streams: dict[int, Stream] = {}
         self.dispatcher_lost_at = time.monotonic()  # 0 while connected
+        self.dispatcher_joined_at = 0.0
         self._last_sid = 0
         hello = Hello(
             version=PROTOCOL_VERSION,
@@ -82,7 +83,8 @@ class Upstream:
     def _ready(self) -> None:
         """A dispatcher that was away, or is new, is told what waits for it."""
         self.dispatcher_lost_at = 0.0
-        now = time.monotonic()
+        self.replicas.dispatcher_joined()
+        now = self.dispatcher_joined_at = time.monotonic()
         for stream in self.streams.values():
             if stream.is_settled:
                 continue

@@ -29,6 +29,8 @@ class Watchdog:
             now = time.monotonic()
             for stream in list(self._upstream.streams.values()):
                 self._check(stream, now)
+            if now - self._upstream.dispatcher_joined_at > self._limits.dispatcher_grace_s:
+                self._upstream.replicas.prune()
 
     def _check(self, stream: Stream, now: float) -> None:
         if not stream.is_settled and not stream.cancel_reason:

@@ -20,9 +20,13 @@ def gone_within(pid: int, seconds: float) -> bool:
 
 
 def script(source: str, *arguments: str) -> subprocess.Popen[str]:
-    """A Python program with a pipe to read what it prints."""
+    """A Python program that imports what we import, with a pipe to read what it prints."""
     return subprocess.Popen(
-        [sys.executable, "-c", source, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", source, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

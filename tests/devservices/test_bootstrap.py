@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def build_editable(directory, config_settings=None, metadata_directory=None):
 def get_requires_for_build_editable(config_settings=None):
     return []
 METADATA = "Metadata-Version: 2.1\\nName: tiny\\nVersion: 1\\nProvides-Extra: worker\\nProvides-Extra: dev\\n"
+if os.path.isdir("wheels"):
+    METADATA += "Requires-Dist: tiny-leaf\\n"
 WHEEL = "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
 """
 PROJECT = """
@@ -160,14 +163,30 @@ def test_an_interrupted_installation_ends_its_pip_and_the_next_run_goes_on(proje
 
 
 def test_a_package_that_was_half_written_is_installed_again(project: Path) -> None:
-    _run(project)
-    site_packages = project / ".venv" / "lib" / "python3.11" / "site-packages"
-    (site_packages / "tiny.py").unlink()
+    wheels = project / "wheels"
+    wheels.mkdir()
+    _wheel_write(wheels, "tiny_leaf", "ANSWER = 43")
+    assert _run(project, PIP_FIND_LINKS=str(wheels), PIP_NO_INDEX="1")[0] == 0
+    leaf = project / ".venv" / "lib" / "python3.11" / "site-packages" / "tiny_leaf.py"
+    leaf.write_text("")
     (project / ".venv" / ".installing").touch()  # what an installation killed halfway leaves
 
-    assert _run(project)[0] == 0
+    assert _run(project, PIP_FIND_LINKS=str(wheels), PIP_NO_INDEX="1")[0] == 0
 
-    assert _answer(project) == "42"
+    assert leaf.read_text() == "ANSWER = 43"
+
+
+def _wheel_write(folder: Path, name: str, text: str) -> None:
+    metadata = f"{name}-1.dist-info"
+    files = {
+        f"{name}.py": text,
+        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n",
+        f"{metadata}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{metadata}/RECORD"] = "".join(f"{path},,{len(content)}\n" for path, content in files.items())
+    with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as wheel:
+        for path, content in files.items():
+            wheel.writestr(path, content)
 
 
 def test_a_broken_environment_is_made_again(project: Path) -> None:

@@ -8,15 +8,15 @@ import sys
 from devservices.guardian import Guardian
 from tests.devservices.processes import gone_within, line_of, script
 
-# Starts a family under a guardian and prints its pids. The leader ignores SIGTERM; one grandchild has a
-# session of its own; "late" is a child the guardian was never told of.
+# Starts a family under a guardian and prints its pids. All ignore SIGTERM; one grandchild has a session of
+# its own; "late" is a child the guardian was never told of.
 FAMILY = """
 import os, signal, subprocess, sys, time
 from devservices.guardian import MARK_VARIABLE, Guardian
 guardian = Guardian.start("mark-of-this-test")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # children inherit that
 leader = '''
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+import subprocess, sys, time
 sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
 inside, outside = subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)
 print(inside.pid, outside.pid, flush=True)
@@ -37,9 +37,10 @@ def test_a_killed_owner_leaves_no_child_grandchild_or_unknown_child() -> None:
     assert len(pids) == 5
 
     owner.kill()
-    owner.communicate()
+    owner.wait()
 
     assert all(gone_within(pid, 5.0) for pid in pids)
+    owner.communicate()
 
 
 def test_after_close_what_was_watched_lives_on() -> None:

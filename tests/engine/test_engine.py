@@ -52,7 +52,9 @@ def clock() -> ManualClock:
 
 
 def ends(outputs: list[StepOutput]) -> dict[int, End]:
-    return {end.sid: end for output in outputs for columns in output.gateways.values() for end in columns.ends}
+    return {
+        end.sid: end for output in outputs for columns in output.gateways.values() for end in columns.ends
+    }
 
 
 def test_many_rows_each_get_their_own_text(make: EngineMaker, clock: ManualClock) -> None:
@@ -92,7 +94,9 @@ def test_an_end_token_stops_the_row_is_counted_and_not_shown(make: EngineMaker, 
     assert (ends(outputs)[1].reason, ends(outputs)[1].output_tokens) == ("stop", 3)
 
 
-def test_ignore_eos_goes_on_counts_it_and_still_does_not_show_it(make: EngineMaker, clock: ManualClock) -> None:
+def test_ignore_eos_goes_on_counts_it_and_still_does_not_show_it(
+    make: EngineMaker, clock: ManualClock
+) -> None:
     engine = make()
     engine.submit(key(1), submit_make(1, [*b"ab", EOS], max_tokens=7, ignore_eos=True), 0)
     outputs = run_until_idle(engine, clock)
@@ -111,7 +115,9 @@ def test_a_stop_string_over_several_tokens_is_never_shown_and_costs_no_step(
     assert (ends(outputs)[1].reason, ends(outputs)[1].output_tokens) == ("stop", 10)
 
 
-def test_a_stop_string_that_did_not_complete_is_shown_at_the_end(make: EngineMaker, clock: ManualClock) -> None:
+def test_a_stop_string_that_did_not_complete_is_shown_at_the_end(
+    make: EngineMaker, clock: ManualClock
+) -> None:
     engine = make()
     engine.submit(key(1), submit_make(1, "abcDEF", max_tokens=6, stop=["DEFGHIJ"]), 0)
     outputs = run_until_idle(engine, clock)

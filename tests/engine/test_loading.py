@@ -79,7 +79,9 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 def test_a_mis_shaped_tensor_is_named(tmp_path: Path) -> None:
     save_file(tensors() | {"model.norm.weight": torch.zeros(17)}, tmp_path / "model.safetensors")
-    with pytest.raises(BadWeights, match=r"model\.norm\.weight has shape \(17,\), the config asks for \(16,\)"):
+    with pytest.raises(
+        BadWeights, match=r"model\.norm\.weight has shape \(17,\), the config asks for \(16,\)"
+    ):
         load(tmp_path)
 
 
@@ -91,7 +93,9 @@ def test_a_tensor_the_engine_would_ignore_is_refused(tmp_path: Path) -> None:
 
 
 def test_integer_weights_are_refused(tmp_path: Path) -> None:
-    save_file(tensors() | {"model.norm.weight": torch.zeros(16, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    save_file(
+        tensors() | {"model.norm.weight": torch.zeros(16, dtype=torch.int8)}, tmp_path / "model.safetensors"
+    )
     with pytest.raises(BadWeights, match="int8"):
         load(tmp_path)
 

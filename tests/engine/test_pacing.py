@@ -7,7 +7,9 @@ import pytest
 from policy.pacing import StepPacer
 
 
-def simulate(pacer: StepPacer, steps: int, *, rows: int, base: float, per_row: float, per_token: float) -> list[float]:
+def simulate(
+    pacer: StepPacer, steps: int, *, rows: int, base: float, per_row: float, per_token: float
+) -> list[float]:
     """Step times when prompts are always waiting."""
     randomness = random.Random(3)
     times = []

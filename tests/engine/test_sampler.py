@@ -48,7 +48,9 @@ LOGITS = [2.0, 1.0, 0.0, -1.0, 0.5, -3.0]
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_softmax(temperature: float) -> None:
     expected = torch.softmax(torch.tensor(LOGITS) / temperature, -1)
-    torch.testing.assert_close(torch.tensor(frequencies(LOGITS, temperature=temperature)), expected, atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(frequencies(LOGITS, temperature=temperature)), expected, atol=0.01, rtol=0
+    )
 
 
 def test_top_k_keeps_the_k_most_likely_in_proportion() -> None:
@@ -89,7 +91,9 @@ def test_temperature_0_is_the_argmax_beside_rows_that_draw() -> None:
     position=st.integers(0, 8000),
     data=st.data(),
 )
-def test_a_row_draws_the_same_alone_and_among_any_mates(seeds: list[int], position: int, data: st.DataObject) -> None:
+def test_a_row_draws_the_same_alone_and_among_any_mates(
+    seeds: list[int], position: int, data: st.DataObject
+) -> None:
     rows = len(seeds)
     logits = torch.randn(rows, 500, generator=torch.Generator().manual_seed(position)) * 3
     options = {

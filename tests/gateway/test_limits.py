@@ -139,11 +139,16 @@ async def test_a_client_that_does_not_read_is_cut(tight: GatewayProcess) -> None
     client.close()
 
 
+def established(port: int) -> int:
+    """TCP connections whose local end is this port, from the kernel's table."""
+    sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(fields[1].endswith(f":{port:04X}") and fields[3] == "01" for fields in sockets)
+
+
 async def no_connection_is_held(port: int) -> None:
     """The server side is closed although its peer has read nothing yet."""
     for _ in range(100):
-        sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        if not any(fields[1].endswith(f":{port:04X}") and fields[3] == "01" for fields in sockets):
+        if not established(port):
             return
         await asyncio.sleep(0.02)
     raise AssertionError("the connection is still there")
@@ -221,6 +226,22 @@ async def test_a_dispatcher_that_stays_away_ends_what_waits_for_it() -> None:
         assert (response.status, response.json()["error"]["code"]) == (503, "overloaded")
         assert gateway.usage_of(submit.request_id).outcome == "error"
         connection.close()
+
+
+async def test_a_worker_whose_end_was_missed_is_forgotten() -> None:
+    async with gateway_started(limits=LIMITS) as gateway:
+        await gateway.dispatcher.stop()
+        await gateway.worker.stop()
+        gateway.dispatcher.workers.clear()
+        await gateway.dispatcher.start()
+        await asyncio.wait_for(gateway.dispatcher.hello, WAIT_S)
+        await gateway.idle()
+        assert (await request(gateway.port, "GET", "/readyz")).json()["missing"] == ["worker"]
+        for _ in range(100):
+            if await gateway.metric("replicas_known") == 0:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("the replica is still known")
 
 
 async def test_a_spool_that_is_nearly_full_admits_nothing() -> None:

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from gpuworker.wire.messages import Cancel, Ended, Submit
+from gpuworker.wire.messages import Cancel, Ended, Submit, WorkerDown
 from tests.gateway.harness import MODEL, GatewayProcess, gateway_started
 from tests.gateway.peers import WAIT_S, WorkerPeer, end, frame, socket_address
 from tests.gateway.raw import RawConnection, Response, request
@@ -125,6 +125,8 @@ async def test_worker_lost_before_the_first_byte(gateway: GatewayProcess, announ
     assert gateway.usage_of(submit.request_id).prompt_tokens == 0
     gateway.worker.finish(other_submit.sid, "stop", output=1)
     assert (await other).json()["choices"][0]["message"]["content"] == "unharmed"
+    if not announce:
+        gateway.dispatcher.send(WorkerDown(id=worker.name, incarnation=worker.incarnation, cause="late"))
 
 
 @pytest.mark.parametrize("stream", [True, False])
