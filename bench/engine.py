@@ -1,12 +1,13 @@
-"""Engine alone, in this process: time to first token, inter-token latency and tokens/s at several stream counts.
+"""Engine alone, in this process: time to first token, inter-token latency and tokens/s by number of streams.
 
-`python -m bench.engine [--streams 1 8 32] [--pacing off|MS] [--dtype auto|float32|bfloat16] [--weights FOLDER]`
+`python -m bench.engine [--streams 1 8 32] [--pacing off|MS] [--dtype auto|float32|bfloat16] [--weights DIR]`
 All streams of a row arrive together. The first token of the last stream waits for all other prompts.
 """
 
 import argparse
 import random
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ def measure(engine: Engine, submits: list[Submit]) -> dict[str, Any]:
             decode_ms.append(stats.step_ms)
     took_s = (now_ms() - begun) / 1000
     first = [times[0] - begun for times in seen.values()]
-    gaps = [
-        later - earlier for times in seen.values() for earlier, later in zip(times, times[1:], strict=False)
-    ]
+    gaps = [later - earlier for times in seen.values() for earlier, later in pairwise(times)]
     return {
         "streams": len(submits),
         "ttft p50 ms": median(first),

@@ -101,7 +101,8 @@ class Stack:
     def gateway(self) -> ProcessSpec:
         port = str(self.settings.port)
         arguments = ["-m", "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--port", port]
-        arguments += ["--loop", "uvloop", "--http", "httptools", "--ws", "websockets-sansio", "--no-server-header"]
+        arguments += ["--loop", "uvloop", "--http", "gateway.http_protocol:BoundedHttpProtocol"]
+        arguments += ["--ws", "websockets-sansio", "--no-server-header"]
         arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(DRAIN_S), "--backlog", "2048"]
         environment = self._django() | {
             "SLUICE_GATEWAY_ID": "gateway-0",

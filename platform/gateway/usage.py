@@ -14,6 +14,7 @@ _OUTCOMES = {
     "replica_lost": "replica_lost",
     "gateway_lost": "gateway_lost",
 }
+_OUR_FAILURES = ("replica_lost", "error")
 _BYTES_PER_ID = len(pack_ids([0]))
 
 
@@ -26,14 +27,19 @@ def usage_outcome(stream: Stream) -> str:
 
 
 def usage_of(stream: Stream, gateway_incarnation: str, unix_ms: int) -> UsageRecord:
-    """Without a final count (replica lost, or silent after a cancel) only tokens that arrived here count."""
-    end = stream.end
+    """Without a final count (replica lost, or silent after a cancel) only tokens that arrived here count.
+
+    When we failed, what bills is what the client was given: nothing of an answer that is not streamed.
+    """
+    end, outcome = stream.end, usage_outcome(stream)
     if end is not None:
         prompt, cached, output = end.prompt_tokens, end.cached_tokens, end.output_tokens
     elif stream.received:
         prompt, cached, output = len(stream.submit.prompt) // _BYTES_PER_ID, 0, stream.received
     else:
         prompt = cached = output = 0
+    if outcome in _OUR_FAILURES:
+        output = min(output, stream.received) if stream.frame is not None else 0
     return UsageRecord(
         request_id=str(stream.request_id),
         attempt=ATTEMPT,
@@ -48,6 +54,6 @@ def usage_of(stream: Stream, gateway_incarnation: str, unix_ms: int) -> UsageRec
         prompt_tokens=prompt,
         cached_tokens=cached,
         output_tokens=output,
-        outcome=usage_outcome(stream),
+        outcome=outcome,
         occurred_at_ms=unix_ms,
     )

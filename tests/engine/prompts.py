@@ -1,4 +1,4 @@
-"""Twenty prompts for the comparison with the reference implementation: varied in kind, language and length."""
+"""Twenty prompts for the comparison with the reference implementation: of varied kind, language, length."""
 
 STORY = (
     "The lighthouse keeper wrote down the weather every evening, although nobody had asked him to. "

@@ -77,7 +77,8 @@ def case(smollm2: Path) -> Case:
 @pytest.fixture(scope="module")
 def reference(smollm2: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def test_alone_every_token_is_the_reference_models_choice(case: Case, reference: PreTrainedModel) -> None:
@@ -100,7 +101,7 @@ def test_alone_equals_what_the_reference_generates(
     """The induction above, checked against the reference's own generation loop with its KV cache."""
     prompt = torch.tensor([case.prompts[index]])
     with torch.inference_mode():
-        generated = reference.generate(
+        generated = reference.generate(  # type: ignore[operator]
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=TOKENS,

@@ -1,6 +1,7 @@
 """Draws depend on logits, seed and position only, and follow the distribution they should."""
 
 from collections import Counter
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -96,7 +97,7 @@ def test_a_row_draws_the_same_alone_and_among_any_mates(
 ) -> None:
     rows = len(seeds)
     logits = torch.randn(rows, 500, generator=torch.Generator().manual_seed(position)) * 3
-    options = {
+    options: dict[str, list[Any]] = {
         "temperature": data.draw(st.lists(st.sampled_from([0.0, 0.7, 1.5]), min_size=rows, max_size=rows)),
         "top_p": data.draw(st.lists(st.sampled_from([1.0, 0.9, 0.3]), min_size=rows, max_size=rows)),
         "top_k": data.draw(st.lists(st.sampled_from([0, 1, 20, 9999]), min_size=rows, max_size=rows)),

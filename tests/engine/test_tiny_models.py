@@ -1,10 +1,12 @@
-"""Random tiny models of the Llama family: logits within 1e-4 of transformers, however the prompt is chunked."""
+"""Random tiny models of the Llama family: logits within 1e-4 of transformers, however a prompt is chunked."""
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gpuworker.engine.block_pool import BLOCK_SIZE
 from gpuworker.engine.model_runner import ModelRunner
@@ -12,6 +14,7 @@ from gpuworker.engine.plan import PlanRow, RowStart, StepPlan
 from tests.engine.support import GREEDY, key
 
 COMMON = {
+    "model_type": "llama",
     "vocab_size": 300,
     "hidden_size": 64,
     "intermediate_size": 160,
@@ -26,16 +29,27 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-CONFIGS: dict[str, PretrainedConfig] = {
-    "grouped-tied": LlamaConfig(
-        **COMMON, num_attention_heads=6, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True
-    ),
-    "multi-head-untied": LlamaConfig(**COMMON, num_attention_heads=4, tie_word_embeddings=False),
-    "multi-query": LlamaConfig(**COMMON, num_attention_heads=4, num_key_value_heads=1),
-    "llama3-rope": LlamaConfig(
-        **COMMON, num_attention_heads=4, num_key_value_heads=2, rope_theta=5e5, rope_scaling=LLAMA3_ROPE
-    ),
-    "mistral": MistralConfig(**COMMON, num_attention_heads=8, num_key_value_heads=2, sliding_window=None),
+CONFIGS: dict[str, dict[str, Any]] = {
+    "grouped-tied": {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+    },
+    "multi-head-untied": {"num_attention_heads": 4, "tie_word_embeddings": False},
+    "multi-query": {"num_attention_heads": 4, "num_key_value_heads": 1},
+    "llama3-rope": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_theta": 5e5,
+        "rope_scaling": LLAMA3_ROPE,
+    },
+    "mistral": {
+        "model_type": "mistral",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "sliding_window": None,
+    },
 }
 IDS = [(7 * position * position + 3) % 300 for position in range(150)]
 
@@ -47,11 +61,17 @@ def plan(start: int, end: int, blocks: list[int]) -> StepPlan:
     return StepPlan([PlanRow(key(1), 0, start, IDS[start:end], offset, new, True)], starts)
 
 
+def reference_model(settings: dict[str, Any]) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))  # type: ignore[no-untyped-call]
+    model.train(False)
+    return model
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     # Given a random model, saved by transformers in shards
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+    model = reference_model(COMMON | CONFIGS[name])
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.15)
     model.save_pretrained(tmp_path, max_shard_size="300KB")
@@ -62,7 +82,7 @@ def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     runner = ModelRunner.load(tmp_path, blocks=16, max_rows=2, max_context_tokens=256, dtype="float32")
     blocks = [3, 9, 1, 15, 0, 7, 12, 2, 11, 5]
     edges = [0, 1, 30, 31, 32, 96, 97, 129, 149, 150]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         _, logits = runner.compute_logits(plan(start, end, blocks))
         # Then the logits after each piece are the reference's
         torch.testing.assert_close(logits[0], expected[end - 1], atol=1e-4, rtol=1e-4)

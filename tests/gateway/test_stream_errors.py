@@ -83,6 +83,16 @@ async def test_ended_by_the_worker(
     assert gateway.usage_of(submit.request_id).outcome == outcome
 
 
+async def test_an_answer_that_never_came_bills_no_output_when_we_failed(gateway: GatewayProcess) -> None:
+    task, submit = await begin(gateway)
+    gateway.dispatcher.place(submit, gateway.worker)
+    gateway.worker.emit(submit.sid, 0, 2, "two tokens")
+    gateway.worker.finish(submit.sid, "error", prompt=7, output=2, message="broken")
+    assert (await task).status == 500
+    record = gateway.usage_of(submit.request_id)
+    assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("error", 7, 0)
+
+
 async def test_openai_client_raises_when_the_worker_dies_midway(gateway: GatewayProcess) -> None:
     worker = WorkerPeer("worker-1", socket_address(gateway.folder, "w1"), gateway.digest)
     await gateway.dispatcher.add(worker)
@@ -142,7 +152,10 @@ async def test_a_gap_ends_the_stream(gateway: GatewayProcess, stream: bool) -> N
         assert (response.status, response.json()["error"]["code"]) == (500, "stream_gap")
     assert b"three" not in response.body
     record = gateway.usage_of(submit.request_id)
-    assert (record.outcome, record.output_tokens) == ("error", 3)
+    assert (record.outcome, record.output_tokens) == (
+        "error",
+        1 if stream else 0,
+    )  # what the client was given
     cancel = await asyncio.wait_for(gateway.worker.cancels.get(), WAIT_S)
     assert (cancel.sid, cancel.reason) == (submit.sid, "error")
 
