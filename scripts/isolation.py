@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FORBIDDEN = {"django", "channels", "celery", "ninja", "daphne", "unfold", "channels_redis"}
-PACKAGES = ("policy", "gpuworker", "devservices", "gateway", "dispatch", "telemetry")
+PACKAGES = ("policy", "gpuworker", "devservices", "gateway", "dispatch")
 MODULES = (
     "tenants.contracts",
     "tenants.keys",

@@ -16,7 +16,6 @@ Statement = str | tuple[str, dict[str, Any] | list[Any] | tuple[Any, ...] | None
 
 ROLES: tuple[Role, ...] = ("app", "operator", "gateway")
 CURRENT_TENANT = "(SELECT nullif(current_setting('app.tenant_id', true), '')::uuid)"
-CRUD: tuple[str, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
 def role_name(role: Role) -> str:
@@ -27,8 +26,8 @@ def enable_rls(
     table: str,
     *,
     tenant_column: str = "tenant_id",
-    app: Sequence[str] = CRUD,
-    operator: Sequence[str] = CRUD,
+    app: Sequence[str],
+    operator: Sequence[str],
     gateway: Sequence[str] = (),
     gateway_sees: Literal["all", "own"] = "own",
 ) -> RunSQL:
@@ -36,7 +35,7 @@ def enable_rls(
 
     `app` and (with `gateway_sees="own"`) the gateway touch only rows of `app.tenant_id`, none when it is
     unset; operators touch every row; `gateway_sees="all"` lets the gateway read, never write, all rows.
-    The three lists are privileges, a column list allowed: `UPDATE (last_used_at)`.
+    The three lists are privileges, a column list allowed: `UPDATE (revoked_at)`.
     """
     own = f"{tenant_column} = {CURRENT_TENANT}"
     statements: list[Statement] = [
@@ -61,8 +60,8 @@ def enable_rls(
 def grant_global(
     table: str,
     *,
+    operator: Sequence[str],
     app: Sequence[str] = (),
-    operator: Sequence[str] = CRUD,
     gateway: Sequence[str] = (),
 ) -> RunSQL:
     """Privileges of a table that belongs to no tenant."""

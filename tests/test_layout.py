@@ -16,7 +16,6 @@ FREE_PACKAGES = (
     "platform/dispatch",
     "platform/gateway",
     "platform/policy",
-    "platform/telemetry",
 )
 FREE_MODULES = (
     "billing.contracts",

@@ -98,7 +98,6 @@ class Scheduler:
             raise RuntimeError("the previous plan was not applied")
         for sequence in [row for row in self._rows.values() if row.deadline_ms <= now_ms]:
             self.cancel(sequence.key, "deadline")
-        preemptions = self.preemptions
         rows = list(self._plan_decodes())
         budget = self._prefill_budget(len(rows))
         starts: list[RowStart] = []
@@ -106,8 +105,7 @@ class Scheduler:
             if sequence.remaining > 1 and budget > 0:
                 rows.append(self._plan_row(sequence, budget, new_blocks=0))
                 budget -= len(rows[-1].tokens)
-        # After a preemption nothing is admitted: the newcomer would take the blocks just freed.
-        while budget > 0 and self.preemptions == preemptions and (newcomer := self._admit(now_ms)):
+        while budget > 0 and (newcomer := self._admit(now_ms)):
             starts.append(RowStart(newcomer.key, newcomer.slot, newcomer.prompt, newcomer.submit.sampling))
             rows.append(self._plan_row(newcomer, budget, new_blocks=blocks_for(len(newcomer.token_ids))))
             budget -= len(rows[-1].tokens)
@@ -158,7 +156,8 @@ class Scheduler:
         return max(self._max_step_tokens - decode_rows, MIN_PREFILL_TOKENS)
 
     def _admit(self, now_ms: float) -> Sequence | None:
-        """The oldest waiting row, if the whole of it fits and running rows keep room to grow."""
+        """The oldest waiting row, if the whole of it fits and running rows keep room to grow. A row preempted in
+        this step never fits: it is the oldest, and part of what it held has just been taken."""
         if not self._waiting or not self._free_slots:
             return None
         sequence = self._waiting[0]

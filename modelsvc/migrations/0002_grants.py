@@ -5,7 +5,12 @@ from django.db import migrations
 from tenants.rls import grant_global, notify_snapshot
 
 READ = ("SELECT",)
-READ_WRITE = ("SELECT", "INSERT", "UPDATE")  # nobody deletes: bills name models and digests
+# Nobody deletes: bills name models and digests. What a digest stands for never changes either.
+UPDATABLE = {
+    "modelsvc_model": "name, owned_by",
+    "modelsvc_modelversion": "state",
+    "modelsvc_modelroute": "version_id, revision, updated_at",
+}
 
 
 class Migration(migrations.Migration):
@@ -19,9 +24,11 @@ class Migration(migrations.Migration):
         ),
         *(
             operation
-            for table in ("modelsvc_model", "modelsvc_modelversion", "modelsvc_modelroute")
+            for table, columns in UPDATABLE.items()
             for operation in (
-                grant_global(table, app=READ, operator=READ_WRITE, gateway=READ),
+                grant_global(
+                    table, app=READ, operator=("SELECT", "INSERT", f"UPDATE ({columns})"), gateway=READ
+                ),
                 notify_snapshot(table),
             )
         ),

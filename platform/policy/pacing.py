@@ -1,11 +1,11 @@
 """How many prompt tokens the next step may compute so that running streams keep their inter-token latency.
 
-Step time is modelled as `base + per_row·decode_rows + per_token·prefill_tokens`, costs not negative, fitted to
-the last steps by least squares with forgetting. Pure: the caller measures, and passes milliseconds in.
+Step time is modelled as `base + per_row·decode_rows + per_token·prefill_tokens`, costs not negative, and
+fitted to the last steps by least squares with forgetting. Pure: the caller measures, and passes milliseconds.
 
 The controller makes its own data poor: it trades decode rows for prompt tokens so that every step lasts the
 same, and then their costs cannot be told apart. A weak pull towards plausible costs (ridge) decides what the
-data leave open; without it the fit drifts, and stays where it drifted to.
+data leave open. (Recursive least squares with clamped costs, tried first, drifted and stayed there.)
 """
 
 FORGETTING = 0.98  # half of the weight lies within the last 35 steps

@@ -2,10 +2,12 @@
 
 from django.db import migrations
 
-from tenants.rls import CRUD, append_only, enable_rls, functions_create, grant_global, notify_snapshot
+from tenants.rls import append_only, enable_rls, functions_create, grant_global, notify_snapshot
 
 READ = ("SELECT",)
-READ_WRITE = ("SELECT", "INSERT", "UPDATE")
+ADD = ("SELECT", "INSERT")
+LINK = ("SELECT", "INSERT", "DELETE")
+CRUD = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 
 class Migration(migrations.Migration):
@@ -21,22 +23,35 @@ class Migration(migrations.Migration):
         functions_create(),
         # Nobody deletes a tenant or a key: both are ended by a state, and their ledger and audit rows stay.
         enable_rls(
-            "tenants_tenant", tenant_column="id", app=READ, operator=READ_WRITE, gateway=READ, gateway_sees="all"
+            "tenants_tenant",
+            tenant_column="id",
+            app=READ,
+            operator=(*ADD, "UPDATE (status)"),
+            gateway=READ,
+            gateway_sees="all",
         ),
-        enable_rls("tenants_member", app=CRUD, operator=CRUD),
-        enable_rls("tenants_apikey", app=READ_WRITE, operator=READ_WRITE, gateway=READ, gateway_sees="all"),
-        enable_rls("tenants_auditentry", app=("SELECT", "INSERT"), operator=("SELECT", "INSERT")),
+        enable_rls("tenants_member", app=ADD, operator=ADD),
+        # What a key is and may do never changes: a digest that could be replaced would be another's key.
+        enable_rls(
+            "tenants_apikey",
+            app=(*ADD, "UPDATE (revoked_at)"),
+            operator=(*ADD, "UPDATE (revoked_at)"),
+            gateway=READ,
+            gateway_sees="all",
+        ),
+        enable_rls("tenants_auditentry", app=ADD, operator=ADD),
         append_only("tenants_auditentry"),
         notify_snapshot("tenants_tenant"),
         notify_snapshot("tenants_apikey"),
-        # Signing in happens before anybody is known to be staff, so as the application role.
-        grant_global("tenants_user", app=("SELECT", "UPDATE (last_login, password)")),
-        grant_global("django_session", app=CRUD),
-        grant_global("tenants_user_groups", app=READ),
-        grant_global("tenants_user_user_permissions", app=READ),
-        grant_global("auth_group", app=READ),
-        grant_global("auth_group_permissions", app=READ),
+        # A session begins before anybody is known to be staff, so as the application role. Passwords are not
+        # its to write: whoever could, would set an operator's.
+        grant_global("tenants_user", app=("SELECT", "UPDATE (last_login)"), operator=(*ADD, "UPDATE")),
+        grant_global("django_session", app=CRUD, operator=CRUD),
+        grant_global("tenants_user_groups", app=READ, operator=LINK),
+        grant_global("tenants_user_user_permissions", app=READ, operator=LINK),
+        grant_global("auth_group", app=READ, operator=(*ADD, "UPDATE")),
+        grant_global("auth_group_permissions", app=READ, operator=LINK),
         grant_global("auth_permission", app=READ, operator=READ),
         grant_global("django_content_type", app=READ, operator=READ),
-        grant_global("django_admin_log", operator=("SELECT", "INSERT")),
+        grant_global("django_admin_log", operator=ADD),
     ]

@@ -32,7 +32,13 @@ EngineMaker = Callable[..., Engine]
 def make(tmp_path: Path) -> EngineMaker:
     path = tokenizer_file(tmp_path)
 
-    def build(runner: Runner | None = None, *, blocks: int = 64, max_rows: int = 8) -> Engine:
+    def build(
+        runner: Runner | None = None,
+        *,
+        blocks: int = 64,
+        max_rows: int = 8,
+        eos: frozenset[int] = frozenset({EOS}),
+    ) -> Engine:
         return Engine(
             runner or PagedEchoRunner(blocks),
             path,
@@ -40,7 +46,7 @@ def make(tmp_path: Path) -> EngineMaker:
             max_rows=max_rows,
             max_context_tokens=400,
             pacer=None,
-            eos_ids=frozenset({EOS}),
+            eos_ids=eos,
         )
 
     return build
@@ -102,6 +108,14 @@ def test_ignore_eos_goes_on_counts_it_and_still_does_not_show_it(
     outputs = run_until_idle(engine, clock)
     assert text_of(outputs, key(1)) == "ababa"
     assert (ends(outputs)[1].reason, ends(outputs)[1].output_tokens) == ("length", 7)
+
+
+def test_an_end_id_the_tokenizer_does_not_call_special_is_not_shown_either(
+    make: EngineMaker, clock: ManualClock
+) -> None:
+    engine = make(eos=frozenset({ord("z")}))
+    engine.submit(key(1), submit_make(1, "abz", max_tokens=6, ignore_eos=True), 0)
+    assert text_of(run_until_idle(engine, clock), key(1)) == "abab"
 
 
 def test_a_stop_string_over_several_tokens_is_never_shown_and_costs_no_step(

@@ -124,11 +124,12 @@ def test_a_preempted_row_is_first_in_line_and_returns_only_whole() -> None:
     bench = Bench(blocks=4)
     bench.submit(1, 16, max_tokens=48)
     young = bench.submit(2, 16, max_tokens=40)
-    seen = [counts(bench.step()).keys() for _ in range(18)]
+    bench.step()
+    bench.submit(3, 20, max_tokens=1)
+    seen = [counts(bench.step()).keys() for _ in range(17)]
     assert seen[-2:] == [{1, 2}, {1}]
     assert young.preemptions == 1
-    # When a third arrives, then nobody is admitted before the young one, and it only when all of it fits
-    bench.submit(3, 4, max_tokens=1)
+    # Then it returns before the third, which was there already, and only when all of it fits
     assert [counts(bench.step()).keys() for _ in range(30)] == [{1}] * 30
     assert counts(bench.step()) == {2: 33}
 
