@@ -36,6 +36,7 @@ class ModelRunner:
 
     def __init__(self, model: LlamaModel, *, blocks: int, max_rows: int, max_context_tokens: int) -> None:
         config = model.config
+        self.max_context_tokens = max_context_tokens
         self._model = model
         self._cache = KVCache(config.layers, blocks, config.kv_heads, config.head_dim, model.dtype)
         self._tables = np.zeros((max_rows, blocks_for(max_context_tokens)), np.int64)
@@ -53,7 +54,8 @@ class ModelRunner:
         dtype: str = "auto",
         threads: int | None = None,
     ) -> "ModelRunner":
-        """Raises UnsupportedModel or BadWeights. `dtype`: auto, float32 or bfloat16."""
+        """Raises UnsupportedModel or BadWeights. `dtype`: auto, float32 or bfloat16. The runner's
+        `max_context_tokens` is the smaller of what was asked and what the model was made for."""
         if threads is not None:
             torch.set_num_threads(threads)
         config = config_load(folder)

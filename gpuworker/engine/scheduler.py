@@ -156,8 +156,8 @@ class Scheduler:
         return max(self._max_step_tokens - decode_rows, MIN_PREFILL_TOKENS)
 
     def _admit(self, now_ms: float) -> Sequence | None:
-        """The oldest waiting row, if the whole of it fits and running rows keep room to grow. A row preempted in
-        this step never fits: it is the oldest, and part of what it held has just been taken."""
+        """The oldest waiting row, if the whole of it fits and running rows keep room to grow. A row preempted
+        in this step never fits: it is the oldest, and part of what it held has just been taken."""
         if not self._waiting or not self._free_slots:
             return None
         sequence = self._waiting[0]
