@@ -114,6 +114,7 @@ async def _write(conn: psycopg.AsyncConnection[Any], records: list[UsageRecord])
 
 
 def _record(row: WorkerUsageRow) -> UsageRecord:
+    outcome = _OUTCOME_OF_REASON.get(row.reason, "gateway_lost")
     return UsageRecord(
         request_id=str(row.request_id),
         attempt=row.attempt,
@@ -127,7 +128,8 @@ def _record(row: WorkerUsageRow) -> UsageRecord:
         gateway=row.gateway,
         prompt_tokens=row.prompt_tokens,
         cached_tokens=row.cached_tokens,
-        output_tokens=row.output_tokens,
-        outcome=_OUTCOME_OF_REASON.get(row.reason, "gateway_lost"),
+        # After our own failure what was delivered bills, and only the dead gateway knew what that was.
+        output_tokens=0 if outcome == "error" else row.output_tokens,
+        outcome=outcome,
         occurred_at_ms=row.at_ms,
     )

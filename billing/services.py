@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from django.db import connections, transaction
+from django.db.models import Max, Min
 from django.utils import timezone
 
 from billing.models import Price
@@ -11,7 +12,7 @@ from tenants.scoping import alias_current
 
 
 class PriceBackdated(Exception):
-    """The price would change what was already billed, or precede a version that is already published."""
+    """The price would change what was already billed, or lie between versions that are published."""
 
     code = "price_backdated"
 
@@ -27,8 +28,8 @@ def price_publish(
 ) -> Price:
     """The next version of a model's price, effective now or at a later moment. Operators only.
 
-    The first version alone may lie in the past, so that usage waiting for a price can be billed.
-    Raises PriceBackdated.
+    It may also precede every other version: nothing was billed at such a moment, and usage that waits for a
+    price of then can be. Raises PriceBackdated.
     """
     now = timezone.now()
     effective_from = effective_from or now
@@ -62,12 +63,17 @@ def price_publish(
 
 def price_version_next(*, model: str, effective_from: datetime, now: datetime) -> int:
     """The number a price from this moment would get. Raises PriceBackdated."""
-    latest = Price.objects.filter(model=model).order_by("-version").first()
-    if latest is None:
+    versions = Price.objects.filter(model=model).aggregate(
+        newest=Max("version"), first=Min("effective_from"), last=Max("effective_from")
+    )
+    if versions["newest"] is None:
         return 1
-    if effective_from < now or effective_from <= latest.effective_from:
+    is_before_all = effective_from < versions["first"]
+    is_after_all = effective_from >= now and effective_from > versions["last"]
+    if not (is_before_all or is_after_all):
         raise PriceBackdated(
-            f"the next price of {model} must start after now and after version {latest.version}"
-            f" ({latest.effective_from.isoformat(timespec='seconds')})"
+            f"the next price of {model} must start after now and after the last one"
+            f" ({versions['last'].isoformat(timespec='seconds')}), or before the first"
+            f" ({versions['first'].isoformat(timespec='seconds')})"
         )
-    return latest.version + 1
+    return int(versions["newest"]) + 1

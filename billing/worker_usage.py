@@ -1,9 +1,13 @@
 """Keeps what workers counted, and how far each worker's journal was read. No Django here.
 
+A record the database refuses for its content (a tenant it does not know, say after it was restored) is logged
+and left out: it must not hold up the others, nor fill the worker's disk.
+
 A position counts only together with the records before it, so both are stored in one transaction: after a
 crash the same records are asked for again, and storing them again changes nothing.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -35,6 +39,10 @@ INSERT INTO billing_collectcursor (worker, position) VALUES (%s, %s)
 ON CONFLICT (worker) DO UPDATE SET position = EXCLUDED.position, updated_at = now()
 """
 
+_CONTENT_ERRORS = (psycopg.DataError, psycopg.IntegrityError, ValueError)
+
+logger = logging.getLogger(__name__)
+
 
 async def cursor_load(conn: psycopg.AsyncConnection[Any], worker: str) -> int:
     """Where the next collection from this worker starts; 0 when it was never collected from."""
@@ -50,9 +58,24 @@ async def worker_usage_store(
     """`checkpoints` in journal order, which end at `position`. Needs the operators' role."""
     # One order for every controller: two that store the same records wait, they never deadlock.
     latest = {(record.request_id, record.attempt): record for record in checkpoints}
-    async with conn.transaction(), conn.cursor() as cursor:
-        await cursor.executemany(_STORE, [_row(latest[key]) for key in sorted(latest)])
-        await cursor.execute(_CURSOR_STORE, (worker, position))
+    async with conn.transaction():
+        await _store(conn, [latest[key] for key in sorted(latest)])
+        await conn.execute(_CURSOR_STORE, (worker, position))
+
+
+async def _store(conn: psycopg.AsyncConnection[Any], records: Sequence[UsageCheckpoint]) -> None:
+    try:
+        async with conn.transaction(), conn.cursor() as cursor:
+            await cursor.executemany(_STORE, [_row(record) for record in records])
+            await cursor.execute(
+                "SET CONSTRAINTS ALL IMMEDIATE"
+            )  # foreign keys are looked at here, not later
+    except _CONTENT_ERRORS as error:
+        if len(records) == 1:
+            logger.error("worker usage is refused and left out: %s: %s", records[0], error)
+            return
+        for record in records:
+            await _store(conn, [record])
 
 
 def _row(record: UsageCheckpoint) -> dict[str, Any]:

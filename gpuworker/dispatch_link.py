@@ -9,6 +9,7 @@ from gpuworker.wire.messages import AnyMessage, Heartbeat, Hello, Refusal, Welco
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
+CONNECT_TIMEOUT_S = 5.0
 # Well over the dispatcher's patience with workers: a needless reconnect costs every row, silence costs none.
 SILENCE_S = 5.0
 
@@ -46,8 +47,9 @@ class DispatchLink:
             while True:
                 self._lost.clear()
                 try:
-                    self._connection = await connect(self._address, self._received, self._closed)
-                except OSError as error:
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        self._connection = await connect(self._address, self._received, self._closed)
+                except OSError as error:  # TimeoutError is one
                     self._complain(f"cannot reach the dispatcher: {error}")
                 else:
                     self._connection.send(self._hello())

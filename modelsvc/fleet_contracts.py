@@ -15,6 +15,7 @@ FLEET_KEY_TTL_S = 5  # a page that finds no key knows that nobody watches the fl
 FLEET_HISTORY_KEY = "sluice:fleet:history"
 HISTORY_POINTS = 600  # five minutes at one point each 500 ms
 HISTORY_TTL_S = 300
+CLOCK_SET_BACK_MS = 30_000  # a state this much older than the newest point begins the history anew
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Admin pages of this app. Every write is a call of a service; accounts alone are written by Django's own forms."""
+"""Admin pages of this app. Every write is a service's, but of accounts, which Django's own forms write."""
 
 from typing import Any
 
@@ -73,12 +73,14 @@ class UserAdmin(DjangoUserAdmin, AccountAdmin):  # type: ignore[type-arg]  # not
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, AccountAdmin):
+class GroupAdmin(DjangoGroupAdmin, AccountAdmin):  # type: ignore[misc]  # unfold has no types
     pass
 
 
 class ServiceAdmin(ModelAdmin):
     """Rows are added through a service, changed by actions, and never edited or deleted by hand."""
+
+    show_full_result_count = False
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
@@ -127,6 +129,7 @@ class MemberAdmin(ServiceAdmin):
     list_filter = ("role",)
     list_select_related = ("tenant", "user")
     search_fields = ("tenant__slug", "user__username")
+    autocomplete_fields = ("tenant", "user")
     fields = ("tenant", "user", "role")
 
     def save_model(
@@ -161,6 +164,7 @@ class ApiKeyAdmin(ServiceAdmin):
     list_filter = ("tenant",)
     list_select_related = ("tenant",)
     search_fields = ("name", "public_id", "tenant__slug")
+    autocomplete_fields = ("tenant",)
     form = ApiKeyForm
     actions = ("revoke",)
 
@@ -211,7 +215,7 @@ class ApiKeyAdmin(ServiceAdmin):
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ServiceAdmin):
     list_display = ("created_at", "tenant", "sequence", "actor", "action", "target")
-    list_filter = ("action", "tenant")
+    list_filter = ("created_at", "tenant")
     list_select_related = ("tenant",)
     search_fields = ("actor", "action", "target", "request_id")
     fields = ("created_at", "tenant", "sequence", "actor", "action", "target", "diff", "request_id")

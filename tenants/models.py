@@ -108,7 +108,7 @@ class AuditEntry(TenantModel):
     sequence = models.PositiveBigIntegerField()
     actor = models.CharField(max_length=200)
     action = models.CharField(max_length=80)
-    target = models.CharField(max_length=200)
+    target = models.CharField(max_length=255)
     diff = models.TextField(default="{}")  # canonical JSON: the very text that is hashed
     request_id = models.CharField(max_length=64, blank=True)
     created_at = models.DateTimeField()
@@ -118,6 +118,8 @@ class AuditEntry(TenantModel):
     class Meta:
         ordering = ("-created_at", "-sequence")
         verbose_name_plural = "audit entries"
+        # For operators, who read all chains, newest first; a tenant's own are found by the constraint's.
+        indexes = (models.Index(fields=("created_at",), name="audit_created"),)
         constraints = (
             models.UniqueConstraint(
                 fields=("tenant", "sequence"), name="audit_sequence_once", nulls_distinct=False

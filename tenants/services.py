@@ -1,6 +1,6 @@
-"""Writes to tenants, members and API keys. Keyword-only, one transaction each, with an audit entry in it.
+"""Writes of this app. Keyword-only, one transaction each, with an audit entry in it.
 
-Tenants are made, suspended and resumed by operators (inside `operator_scope()`); the database refuses the
+Accounts and tenants are made and changed by operators (inside `operator_scope()`); the database refuses the
 application role. Keys and members are also the tenant's own business.
 """
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from django.db import transaction
 from django.utils import timezone
 
 from config.environment import key_pepper
@@ -16,7 +17,7 @@ from tenants.audit import audit_write
 from tenants.ids import uuid7_now
 from tenants.keys import SCOPES, key_digest, key_generate, key_parse
 from tenants.models import ApiKey, Member, Tenant, User
-from tenants.scoping import tenant_scope
+from tenants.scoping import alias_current, tenant_scope
 
 
 class TenantsError(Exception):
@@ -43,6 +44,29 @@ class IssuedKey:
 
     key: ApiKey
     plaintext: str
+
+
+def superuser_create(*, username: str, password: str, actor: str) -> User:
+    with transaction.atomic(using=alias_current()):
+        user = User.objects.create_superuser(username, password=password)
+        audit_write(
+            tenant_id=None, actor=actor, action="user.create", target=username, diff={"is_superuser": True}
+        )
+    return user
+
+
+def password_set(*, user: User, password: str, actor: str) -> None:
+    """Ends every session of the user, too."""
+    with transaction.atomic(using=alias_current()):
+        user.set_password(password)
+        user.save(update_fields=["password"])
+        audit_write(
+            tenant_id=None,
+            actor=actor,
+            action="user.change",
+            target=user.get_username(),
+            diff={"changed": ["password"]},
+        )
 
 
 def tenant_create(*, slug: str, name: str, actor: str) -> Tenant:
@@ -113,7 +137,10 @@ def key_issue(
     expires_at: datetime | None = None,
     created_by: User | None = None,
 ) -> IssuedKey:
-    """A new key for a tenant; every gateway knows it within a moment of the commit."""
+    """A new key for a tenant; every gateway knows it within a moment of the commit.
+
+    Raises UnknownScope, ValidationError.
+    """
     wanted = sorted(set(scopes))
     if unknown := [scope for scope in wanted if scope not in SCOPES]:
         raise UnknownScope(f"unknown scope {unknown[0]!r}; known: {', '.join(sorted(SCOPES))}")
@@ -133,6 +160,7 @@ def key_issue(
         created_by=created_by,
     )
     with tenant_scope(tenant_id):
+        key.full_clean()
         key.save(force_insert=True)
         audit_write(
             tenant_id=tenant_id,

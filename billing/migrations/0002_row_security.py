@@ -31,6 +31,11 @@ BALANCED_TRIGGER = (
     "CREATE CONSTRAINT TRIGGER balanced AFTER INSERT ON billing_ledgerentry "
     "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION billing_ledger_balanced()"
 )
+# Row security looks at `tenant_id` alone: an entry of one tenant must not move another's account.
+ACCOUNT_OF_TENANT = (
+    "ALTER TABLE billing_ledgerentry ADD CONSTRAINT ledger_account_of_tenant "
+    "CHECK (account NOT LIKE 'tenant:%' OR starts_with(account, 'tenant:' || tenant_id || ':'))"
+)
 
 
 class Migration(migrations.Migration):
@@ -45,8 +50,12 @@ class Migration(migrations.Migration):
         enable_rls("billing_ledgerentry", app=READ, operator=ADD, gateway=ADD),
         append_only("billing_ledgerentry"),
         migrations.RunSQL(
-            [BALANCED, BALANCED_TRIGGER],
-            ["DROP TRIGGER balanced ON billing_ledgerentry", "DROP FUNCTION billing_ledger_balanced()"],
+            [BALANCED, BALANCED_TRIGGER, ACCOUNT_OF_TENANT],
+            [
+                "ALTER TABLE billing_ledgerentry DROP CONSTRAINT ledger_account_of_tenant",
+                "DROP TRIGGER balanced ON billing_ledgerentry",
+                "DROP FUNCTION billing_ledger_balanced()",
+            ],
         ),
         enable_rls("billing_usageconflict", app=READ, operator=ADD, gateway=ADD),
         append_only("billing_usageconflict"),

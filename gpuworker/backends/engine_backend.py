@@ -31,22 +31,18 @@ class EngineBackend:
 
     def __init__(self, engine: Engine, *, max_rows: int) -> None:
         self._engine = engine
-        self._max_rows = max_rows
+        self.capacity = Capacity(
+            blocks=engine.stats().blocks,
+            block_size=BLOCK_SIZE,
+            max_tokens=engine.max_servable_tokens,
+            max_rows=max_rows,
+        )
         self._inbox: deque[Callable[[], None]] = deque()
         self._refused: list[RefusedRow] = []
         self._changed = threading.Condition()  # guards the two below, and wakes the thread
         self._undelivered = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    @property
-    def capacity(self) -> Capacity:
-        return Capacity(
-            blocks=self._engine.stats().blocks,
-            block_size=BLOCK_SIZE,
-            max_tokens=self._engine.max_servable_tokens,
-            max_rows=self._max_rows,
-        )
 
     async def start(self, on_step: OnStep, on_death: OnDeath) -> EngineStats:
         self._loop = asyncio.get_running_loop()

@@ -5,7 +5,9 @@ past `MAX_OUTBOX_BYTES` unsent the peer counts as stuck and the connection is ab
 """
 
 import asyncio
+import errno
 import logging
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -109,6 +111,22 @@ def _parse(address: str) -> tuple[str, int] | Path:
     raise ValueError(f"address must be unix:/path or tcp://host:port, not {address!r}")
 
 
+def _stale_remove(path: Path) -> None:
+    """Event loops would replace the socket of a living process too, which then hears nobody any more."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:  # alive, with a full backlog
+            pass
+    raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
+
+
 async def connect(address: str, on_message: OnMessage, on_close: OnClose) -> Connection:
     """Raises OSError when nobody listens there."""
     loop = asyncio.get_running_loop()
@@ -133,7 +151,6 @@ async def listen(
         return Connection(on_message, on_close, on_open)
 
     if isinstance(target, Path):
-        if target.is_socket():
-            target.unlink()
+        _stale_remove(target)
         return await loop.create_unix_server(factory, str(target), backlog=_BACKLOG)
     return await loop.create_server(factory, *target, backlog=_BACKLOG)

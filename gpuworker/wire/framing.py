@@ -5,6 +5,7 @@ import msgspec
 from gpuworker.wire.messages import AnyMessage
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
+MAX_FIRST_FRAME_BYTES = 1024 * 1024  # nobody has shown yet that they know the secret
 _LENGTH_BYTES = 4
 
 _encoder = msgspec.msgpack.Encoder()
@@ -27,6 +28,7 @@ class FrameDecoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._max_bytes = MAX_FIRST_FRAME_BYTES
 
     def feed(self, data: bytes) -> list[AnyMessage]:
         """Messages completed by `data`, in order. Raises WireError."""
@@ -36,8 +38,8 @@ class FrameDecoder:
         position = 0
         while len(buffer) - position >= _LENGTH_BYTES:
             length = int.from_bytes(buffer[position : position + _LENGTH_BYTES], "big")
-            if length > MAX_FRAME_BYTES:
-                raise WireError(f"frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+            if length > self._max_bytes:
+                raise WireError(f"frame of {length} bytes exceeds {self._max_bytes}")
             end = position + _LENGTH_BYTES + length
             if len(buffer) < end:
                 break
@@ -46,5 +48,6 @@ class FrameDecoder:
             except msgspec.MsgspecError as error:
                 raise WireError(f"undecodable message: {error}") from error
             position = end
+            self._max_bytes = MAX_FRAME_BYTES
         del buffer[:position]
         return messages

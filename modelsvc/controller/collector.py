@@ -67,7 +67,7 @@ class UsageCollector:
                         backoff.succeeded()
                         if not more:
                             await asyncio.sleep(self._interval_s)
-            except (PeerLost, psycopg.Error, ValueError) as error:  # ValueError: a record with a malformed id
+            except (PeerLost, psycopg.Error) as error:
                 await backoff.failed(error)
 
     async def _collect_once(self, peer: Peer, worker: str) -> bool:

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from gpuworker.wire.messages import FleetState
 from modelsvc.controller.backoff import Backoff
 from modelsvc.fleet_contracts import (
+    CLOCK_SET_BACK_MS,
     FLEET_GROUP,
     FLEET_HISTORY_KEY,
     FLEET_KEY,
@@ -22,10 +23,12 @@ from modelsvc.fleet_contracts import (
 
 PUBLISH_TIMEOUT_S = 2.0
 
-# Only a newer moment is added: several controllers see the same states.
+# Only a newer moment is added: several controllers see the same states. Much older than the newest point is
+# a dispatcher's clock that was set back: what was kept then lies in the future and goes.
 _HISTORY_ADD = """
 local newest = redis.call('LINDEX', KEYS[1], 0)
-if newest and cjson.decode(newest).at_ms >= tonumber(ARGV[2]) then return 0 end
+local ahead_ms = newest and cjson.decode(newest).at_ms - tonumber(ARGV[2]) or -1
+if ahead_ms > tonumber(ARGV[5]) then redis.call('DEL', KEYS[1]) elseif ahead_ms >= 0 then return 0 end
 redis.call('LPUSH', KEYS[1], ARGV[1])
 redis.call('LTRIM', KEYS[1], 0, ARGV[3] - 1)
 redis.call('EXPIRE', KEYS[1], ARGV[4])
@@ -73,6 +76,7 @@ class FleetPublisher:
                 state.at_ms,
                 HISTORY_POINTS,
                 HISTORY_TTL_S,
+                CLOCK_SET_BACK_MS,
             )
             await pipeline.execute()
         await self._layer.group_send(FLEET_GROUP, {"type": "fleet.state", "state": document})

@@ -14,7 +14,8 @@ django_application = get_asgi_application()  # loads the apps: what follows impo
 
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import URLRouter  # noqa: E402
-from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
+from channels.security.websocket import AllowedHostsOriginValidator, WebsocketDenier  # noqa: E402
+from django.urls import re_path  # noqa: E402
 
 from console.routing import websocket_urlpatterns  # noqa: E402
 from gateway.app import application as gateway_application  # noqa: E402
@@ -22,6 +23,9 @@ from gateway.app import application as gateway_application  # noqa: E402
 # Django, Channels and the gateway each type scope, receive and send in their own way.
 Application = Callable[[Any, Any, Any], Awaitable[Any]]
 
+# For unknown paths the router would raise: a traceback in the log for whatever a stranger types.
+# Any: an ASGI application where the type stubs of Django know views only.
+DENIER: Any = WebsocketDenier.as_asgi()
 GATEWAY_PATHS = ("/v1", "/healthz", "/readyz", "/metrics")
 
 
@@ -50,5 +54,7 @@ application = PrefixRouter(
     gateway=gateway_application,
     paths=GATEWAY_PATHS,
     django=django_application,
-    websocket=AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+    websocket=AllowedHostsOriginValidator(
+        AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, re_path("", DENIER)]))
+    ),
 )

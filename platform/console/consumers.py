@@ -1,17 +1,19 @@
 """Pushes the fleet's state to operators' browsers over a WebSocket.
 
-Only staff: everybody else is refused before the handshake completes. The session is looked at again while the
-socket is open, so that a log-out or a lost staff flag ends the stream too.
+Only staff: everybody else is refused before the handshake completes. The session is read again while the
+socket is open, so that a log-out, an expiry, a new password or a lost staff flag ends the stream too.
 """
 
 import asyncio
 import logging
 import time
+from importlib import import_module
 from typing import Any
 
 import msgspec
+from channels.auth import get_user
 from channels.generic.websocket import AsyncJsonWebsocketConsumer
-from django.contrib.auth import get_user_model
+from django.conf import settings
 from django.db import DatabaseError
 
 from console.contracts import FleetUnavailable
@@ -83,10 +85,10 @@ class FleetConsumer(AsyncJsonWebsocketConsumer):
                 return
 
     async def _is_staff(self) -> bool:
-        user, key = self.scope["user"], self.scope["session"].session_key
-        if user is None or key is None or not user.is_authenticated:
+        """By the session as it is stored now, not as it was when the socket was opened."""
+        key = self.scope["session"].session_key
+        if key is None:
             return False
-        if not await self.scope["session"].aexists(key):
-            return False
-        staff = get_user_model()._default_manager.filter(pk=user.pk, is_active=True, is_staff=True)
-        return await staff.aexists()
+        stored = import_module(settings.SESSION_ENGINE).SessionStore(key)
+        user = await get_user({"session": stored})  # type: ignore[typeddict-item]  # it reads no other key
+        return user.is_active and getattr(user, "is_staff", False)

@@ -1,4 +1,4 @@
-"""Slows down password guessing: a few failures per user name and address, then a pause.
+"""Slows down password guessing: a few attempts per user name and address, then a pause. Success forgets them.
 
 Counted in Valkey, so that every web process knows. While Valkey is away nobody is counted and nobody locked
 out: operators need the console most when something is broken, and passwords are hashed slowly all the same.
@@ -11,7 +11,7 @@ import redis
 
 from config.environment import MissingSetting, redis_url
 
-FAILURES_ALLOWED = 5
+ATTEMPTS_ALLOWED = 5
 PAUSE_S = 300
 TIMEOUT_S = 1.0
 
@@ -20,25 +20,21 @@ UNREACHABLE = (redis.RedisError, OSError, MissingSetting)
 logger = logging.getLogger(__name__)
 
 
-def login_blocked(username: str, address: str) -> bool:
-    try:
-        with _valkey() as client:
-            return int(client.get(_key(username, address)) or 0) >= FAILURES_ALLOWED
-    except UNREACHABLE:
-        logger.exception("log-in failures cannot be read: not throttled")
-        return False
+def login_admitted(username: str, address: str) -> bool:
+    """Counts the attempt before its password is looked at, so that many at once get no more than one by one.
 
-
-def login_failed(username: str, address: str) -> None:
-    """Counts a failure; the pause runs from the first one."""
+    The pause runs from the first attempt.
+    """
     key = _key(username, address)
     try:
         with _valkey() as client, client.pipeline() as pipeline:
             pipeline.incr(key)
             pipeline.expire(key, PAUSE_S, nx=True)
-            pipeline.execute()
+            attempts, _ = pipeline.execute()
     except UNREACHABLE:
-        logger.exception("a log-in failure cannot be counted")
+        logger.exception("a log-in attempt cannot be counted: not throttled")
+        return True
+    return bool(attempts <= ATTEMPTS_ALLOWED)
 
 
 def login_succeeded(username: str, address: str) -> None:
@@ -46,7 +42,7 @@ def login_succeeded(username: str, address: str) -> None:
         with _valkey() as client:
             client.delete(_key(username, address))
     except UNREACHABLE:
-        logger.exception("log-in failures cannot be forgotten")
+        logger.exception("log-in attempts cannot be forgotten")
 
 
 def _valkey() -> redis.Redis:

@@ -9,7 +9,7 @@ import sys
 import uvloop
 
 from config import environment
-from dispatch.dispatcher import Limits
+from dispatch.limits import Limits
 from dispatch.server import DispatchServer
 
 

@@ -5,12 +5,15 @@ or the `placed` table of one worker; `Gateway.rows` indexes both.
 """
 
 import logging
-from collections import defaultdict
-from dataclasses import dataclass
 
-from dispatch.fleet import Gateway, Send, Worker
-from dispatch.queues import CLASSES, INTERACTIVE, Queue, Request
+from msgspec.structs import replace
+
+from dispatch.backlog import Backlog
+from dispatch.fleet import REFUSAL_PAUSE_MS, Absent, Gateway, Peer, Worker
+from dispatch.limits import Limits
+from dispatch.queues import CLASSES, INTERACTIVE, Request
 from gpuworker.wire.messages import (
+    HEARTBEAT_MS,
     Cancel,
     CancelRow,
     Ended,
@@ -18,7 +21,6 @@ from gpuworker.wire.messages import (
     GatewayGone,
     Hello,
     Placed,
-    QueueView,
     Refused,
     Report,
     RowKey,
@@ -34,40 +36,28 @@ logger = logging.getLogger(__name__)
 _RETRYABLE_REFUSALS = ("capacity", "draining")
 
 
-@dataclass(frozen=True)
-class Limits:
-    queue_depth: int = 2_800  # per model version and class: 280 requests/s drained, 10 s deadline
-    no_replica_grace_ms: float = 30_000  # how long requests wait for a model without any replica
-    gateway_silence_ms: float = 5_000  # a gateway that says nothing this long counts as disconnected
-    gateway_grace_ms: float = 2_000  # how long a gateway may be disconnected before its requests end
-    rejoin_grace_ms: float = 5_000  # after start: rows that workers already run are believed
-
-
 class Dispatcher:
-    """One dispatcher. Methods mirror the messages; `tick` must be called a few times a second."""
+    """One dispatcher. Methods mirror the messages; `tick` must be called every HEARTBEAT_MS."""
 
     def __init__(self, limits: Limits, now_ms: float) -> None:
         self._limits = limits
-        self._started_ms = now_ms
+        self._started_ms = self._ticked_ms = now_ms
         self._workers: dict[str, Worker] = {}
         self._gateways: dict[str, Gateway] = {}
-        self._queues: dict[tuple[str, str], Queue] = defaultdict(Queue)  # (digest, class)
-        self._models: dict[str, str] = {}  # digest -> slug, for people
-        self._without_replica_ms: dict[str, float] = {}  # digest -> since when
+        self._backlog = Backlog()
         self._submitted = 0
         self._refused = 0
         self._fleet_seq = 0
 
     # -- gateways -----------------------------------------------------------------------------------------
 
-    def gateway_joined(self, hello: Hello, send: Send, now_ms: float) -> None:
+    def gateway_joined(self, hello: Hello, peer: Peer, now_ms: float) -> None:
         gateway = self._gateways.get(hello.incarnation)
         if gateway is None:
-            gateway = Gateway(hello.id, hello.incarnation, send, now_ms)
-            self._gateways[hello.incarnation] = gateway
-        gateway.send, gateway.heard_ms, gateway.lost_ms = send, now_ms, None
+            gateway = self._gateways[hello.incarnation] = Gateway(hello.id, hello.incarnation, peer, now_ms)
+        gateway.id, gateway.peer, gateway.heard_ms, gateway.lost_ms = hello.id, peer, now_ms, None
         for worker in self._workers.values():
-            send(worker.up())
+            peer.send(worker.up())
 
     def gateway_heard(self, incarnation: str, now_ms: float) -> None:
         if gateway := self._gateways.get(incarnation):
@@ -83,13 +73,15 @@ class Dispatcher:
         row = RowKey(incarnation, submit.sid)
         if known := gateway.rows.get(row):
             if known.worker:  # submitted again because our answer was lost with a connection
-                gateway.send(Placed(sid=row.sid, worker=known.worker, queue_ms=0))
+                gateway.peer.send(Placed(sid=row.sid, worker=known.worker, queue_ms=0))
             return
         self._submitted += 1
         klass = submit.klass if submit.klass in CLASSES else INTERACTIVE
-        queue = self._queues[submit.digest, klass]
-        self._models[submit.digest] = submit.model
-        request = Request(row, submit, klass, now_ms - submit.waited_ms, now_ms + submit.deadline_ms)
+        waited_ms = min(max(submit.waited_ms, 0), self._limits.max_wait_ms)
+        left_ms = min(submit.deadline_ms, self._limits.max_wait_ms)
+        request = Request(row, submit, klass, now_ms - waited_ms, now_ms + left_ms)
+        self._backlog.digest_add(submit.digest, submit.model)
+        queue = self._backlog.queue(submit.digest, klass)
         gateway.rows[row] = request
         if len(queue) >= self._limits.queue_depth:
             retry_ms = min(60_000, max(1_000, queue.oldest_ms(now_ms)))
@@ -104,50 +96,69 @@ class Dispatcher:
         if request is None:
             return
         if worker := self._workers.get(request.worker):
-            worker.send(CancelRow(row=request.row, reason=cancel.reason))
+            request.cancel_reason = cancel.reason
+            worker.peer.send(CancelRow(row=request.row, reason=cancel.reason))
         else:
-            self._dequeue(request)
+            self._backlog.remove(request)
             self._end(request, cancel.reason, "cancelled while it waited")
 
     # -- workers ------------------------------------------------------------------------------------------
 
-    def worker_joined(self, hello: Hello, send: Send, now_ms: float) -> None:
-        """Raises ValueError when the greeting lacks what a worker must say."""
-        if hello.capacity is None or not hello.digest or not hello.address:
-            raise ValueError("a worker's Hello needs digest, address and capacity")
+    def worker_problem(self, hello: Hello, now_ms: float) -> tuple[str, str] | None:
+        """Why this worker may not join: code and message of its refusal."""
+        capacity = hello.capacity
+        if capacity is None or not hello.digest or not hello.address:
+            return "bad_role", "a worker must name its digest, address and capacity"
+        if min(capacity.blocks, capacity.block_size, capacity.max_tokens, capacity.max_rows) < 1:
+            return "bad_role", "a worker's capacity must be positive"
+        for other in self._workers.values():
+            is_other = other.hello.id == hello.id and other.hello.incarnation != hello.incarnation
+            if is_other and not other.is_silent(now_ms):
+                return "duplicate_id", f"another process is {hello.id}, and alive"
+        return None
+
+    def worker_joined(self, hello: Hello, peer: Peer, now_ms: float) -> None:
+        """The caller has asked for `worker_problem`."""
+        assert hello.capacity is not None
         for other in [w for w in self._workers.values() if w.hello.id == hello.id]:
-            self.worker_lost(other.hello.incarnation, "replaced by a new process", now_ms)
-        worker = Worker(hello, hello.capacity, send, now_ms)
+            self.worker_lost(other.hello.incarnation, "replaced by a newer connection")
+        worker = Worker(hello, hello.capacity, peer, now_ms)
         self._workers[hello.incarnation] = worker
-        self._models[hello.digest] = hello.model
-        for row in hello.running:
-            self._adopt(worker, RowKey(*row), now_ms)
+        self._backlog.digest_add(hello.digest, hello.model)
+        for row in dict.fromkeys(hello.running):
+            self._adopt(worker, row, now_ms)
         for gateway in self._gateways.values():
-            gateway.send(worker.up())
+            gateway.peer.send(worker.up())
 
     def _adopt(self, worker: Worker, row: RowKey, now_ms: float) -> None:
         """Believe a row the worker runs if this dispatcher is new; else its gateway was told it is lost."""
-        if now_ms - self._started_ms > self._limits.rejoin_grace_ms:
-            worker.send(CancelRow(row=row, reason="error"))
+        trusted_until_ms = self._started_ms + self._limits.rejoin_grace_ms
+        gateway = self._gateways.get(row.gateway)
+        known = gateway.rows.get(row) if gateway else None
+        if now_ms > trusted_until_ms or (known and known.worker):
+            worker.peer.send(CancelRow(row=row, reason="error"))
             return
+        if gateway is None:  # it has not come back yet: what it says about the row must find it
+            gateway = Gateway("", row.gateway, Absent(), now_ms, lost_ms=trusted_until_ms)
+            self._gateways[row.gateway] = gateway
+        if known:
+            self._backlog.remove(known)
         request = Request(row, None, INTERACTIVE, now_ms, float("inf"), worker.hello.incarnation, True)
         worker.add(request)
-        if gateway := self._gateways.get(row.gateway):
-            if queued := gateway.rows.get(row):
-                self._dequeue(queued)
-            gateway.rows[row] = request
-            gateway.send(Placed(sid=row.sid, worker=request.worker, queue_ms=0))
+        gateway.rows[row] = request
+        gateway.peer.send(Placed(sid=row.sid, worker=request.worker, queue_ms=0))
 
-    def worker_lost(self, incarnation: str, cause: str, now_ms: float) -> None:
+    def worker_lost(self, incarnation: str, cause: str) -> None:
         worker = self._workers.pop(incarnation, None)
         if worker is None:
             return
         logger.warning("worker %s lost with %d rows: %s", worker.hello.id, len(worker.placed), cause)
-        for row in worker.placed:
-            if gateway := self._gateways.get(row.gateway):
-                gateway.rows.pop(row, None)
+        worker.peer.abort(cause)
+        for request in worker.placed.values():
+            if gateway := self._gateways.get(request.row.gateway):
+                gateway.release(request)
         for gateway in self._gateways.values():
-            gateway.send(WorkerDown(id=worker.hello.id, incarnation=incarnation, cause=cause))
+            gateway.peer.send(WorkerDown(id=worker.hello.id, incarnation=incarnation, cause=cause))
 
     def worker_heard(self, incarnation: str, now_ms: float) -> None:
         if worker := self._workers.get(incarnation):
@@ -168,101 +179,110 @@ class Dispatcher:
         gateway = self._gateways.get(refused.row.gateway)
         if request is None or request.submit is None or gateway is None:
             return
-        if refused.code in _RETRYABLE_REFUSALS:
+        if request.cancel_reason:
+            self._end(request, request.cancel_reason, "cancelled before it ran")
+        elif refused.code in _RETRYABLE_REFUSALS:
+            worker.paused_until_ms = now_ms + REFUSAL_PAUSE_MS
             request.worker, request.prefilled = "", False
             gateway.rows[request.row] = request
-            self._queues[request.submit.digest, request.klass].push(request)
+            self._backlog.push(request)
+            self._place(request.submit.digest, now_ms)
         else:
             self._end(request, "refused", f"{refused.code}: {refused.message}")
 
     # -- time ---------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: float) -> None:
+        self._forgive(now_ms)
         for worker in [w for w in self._workers.values() if w.is_dead(now_ms)]:
-            self.worker_lost(worker.hello.incarnation, "silent for too long", now_ms)
+            self.worker_lost(worker.hello.incarnation, "silent for too long")
         for gateway in list(self._gateways.values()):
             if gateway.lost_ms is None:
                 if now_ms - gateway.heard_ms > self._limits.gateway_silence_ms:
                     gateway.lost_ms = now_ms
             elif now_ms - gateway.lost_ms > self._limits.gateway_grace_ms:
                 self._forget_gateway(gateway)
+        for request in self._backlog.late(now_ms):
+            self._end_late(request, now_ms)
         served = {w.hello.digest for w in self._workers.values()}
-        for (digest, _), queue in list(self._queues.items()):
-            self._expire(digest, queue, digest in served, now_ms)
-        for digest in {digest for digest, _ in self._queues}:
+        for request in self._backlog.unserved(served, self._limits.no_replica_grace_ms, now_ms):
+            self._end(request, "no_replica", "no replica serves this model now", 10_000)
+        for digest in self._backlog.digests:
             self._place(digest, now_ms)
 
-    def _expire(self, digest: str, queue: Queue, is_served: bool, now_ms: float) -> None:
-        for request in [r for r in queue if r.deadline_ms <= now_ms]:
-            queue.remove(request.row)
-            self._end(
-                request, "deadline_exceeded", f"waited {now_ms - request.arrived_ms:.0f} ms in the queue"
-            )
-        if is_served:
-            self._without_replica_ms.pop(digest, None)
+    def _forgive(self, now_ms: float) -> None:
+        """Time this process did not run is not its peers' silence: what they said then is still unread."""
+        absent_ms = now_ms - self._ticked_ms - HEARTBEAT_MS
+        self._ticked_ms = now_ms
+        if absent_ms <= 0:
             return
-        since_ms = self._without_replica_ms.setdefault(digest, now_ms)
-        if now_ms - since_ms >= self._limits.no_replica_grace_ms:
-            for request in list(queue):
-                queue.remove(request.row)
-                self._end(request, "no_replica", "no replica serves this model now", 10_000)
+        for worker in self._workers.values():
+            worker.heard_ms = min(now_ms, worker.heard_ms + absent_ms)
+        for gateway in self._gateways.values():
+            gateway.heard_ms = min(now_ms, gateway.heard_ms + absent_ms)
+            if gateway.lost_ms is not None:
+                gateway.lost_ms += absent_ms
 
     def _forget_gateway(self, gateway: Gateway) -> None:
+        """Also its connection, if it has one: a gateway that wakes up must greet and submit again."""
         del self._gateways[gateway.incarnation]
+        gateway.peer.abort("silent for too long")
         for request in gateway.rows.values():
-            if not request.worker:
-                self._dequeue(request)
+            self._backlog.remove(request)
         for worker in self._workers.values():
-            worker.send(GatewayGone(gateway=gateway.incarnation))
+            worker.peer.send(GatewayGone(gateway=gateway.incarnation))
 
     # -- placing ------------------------------------------------------------------------------------------
 
     def _place(self, digest: str, now_ms: float) -> None:
-        workers = [w for w in self._workers.values() if w.hello.digest == digest and w.may_take(now_ms)]
-        if not workers:
-            return
-        for klass in CLASSES:
-            queue = self._queues[digest, klass]
+        holders = [w for w in self._workers.values() if w.hello.digest == digest]
+        for klass in CLASSES if holders else ():
+            queue = self._backlog.queue(digest, klass)
             while request := queue.head():
-                if request.deadline_ms <= now_ms:
-                    break  # tick ends it; nothing expired reaches a replica
-                replicas = [w.replica() for w in workers]
-                chosen = placement_choose(replicas, request.prompt_tokens)
-                if chosen is None:
-                    if any(is_servable(r, request.prompt_tokens) for r in replicas):
-                        return  # strict order: nobody overtakes the head, batch never overtakes interactive
-                    queue.remove(request.row)
+                if request.deadline_ms <= now_ms:  # nothing expired reaches a replica
+                    self._backlog.remove(request)
+                    self._end_late(request, now_ms)
+                    continue
+                if not any(is_servable(w.replica(), request.prompt_tokens) for w in holders):
+                    self._backlog.remove(request)
                     self._end(request, "refused", "the prompt is longer than any replica can hold")
                     continue
-                queue.remove(request.row)
+                replicas = [w.replica() for w in holders if w.may_take(now_ms)]
+                chosen = placement_choose(replicas, request.prompt_tokens)
+                if chosen is None:
+                    return  # strict order: nobody overtakes the head, batch never overtakes interactive
                 self._run(request, self._workers[chosen.key], now_ms)
 
     def _run(self, request: Request, worker: Worker, now_ms: float) -> None:
         assert request.submit is not None
+        left_ms = max(1, int(request.deadline_ms - now_ms))
+        run = Run(gateway=request.row.gateway, submit=replace(request.submit, deadline_ms=left_ms))
+        if not worker.peer.send(run):  # its connection is at its end: somebody else, or later
+            worker.paused_until_ms = now_ms + REFUSAL_PAUSE_MS
+            return
+        self._backlog.remove(request)
         request.worker = worker.hello.incarnation
         worker.add(request)
         queue_ms = int(now_ms - request.arrived_ms)
-        self._gateways[request.row.gateway].send(
+        self._gateways[request.row.gateway].peer.send(
             Placed(sid=request.row.sid, worker=request.worker, queue_ms=queue_ms)
         )
-        worker.send(Run(gateway=request.row.gateway, submit=request.submit))
 
     def _unplace(self, worker: Worker, row: RowKey) -> Request | None:
         request = worker.remove(row)
-        if gateway := self._gateways.get(row.gateway):
-            gateway.rows.pop(row, None)
+        if request is not None and (gateway := self._gateways.get(row.gateway)):
+            gateway.release(request)
         return request
 
-    def _dequeue(self, request: Request) -> None:
-        if request.submit is not None:
-            self._queues[request.submit.digest, request.klass].remove(request.row)
+    def _end_late(self, request: Request, now_ms: float) -> None:
+        self._end(request, "deadline_exceeded", f"waited {now_ms - request.arrived_ms:.0f} ms in the queue")
 
     def _end(self, request: Request, code: str, message: str, retry_after_ms: int = 0) -> None:
         if code != "cancelled":
             self._refused += 1
         if gateway := self._gateways.get(request.row.gateway):
-            gateway.rows.pop(request.row, None)
-            gateway.send(
+            gateway.release(request)
+            gateway.peer.send(
                 Ended(sid=request.row.sid, code=code, message=message, retry_after_ms=retry_after_ms)
             )
 
@@ -270,22 +290,13 @@ class Dispatcher:
 
     def fleet_state(self, now_ms: float, unix_ms: int) -> FleetState:
         self._fleet_seq += 1
-        queues = [
-            QueueView(
-                model=self._models.get(digest, digest),
-                klass=klass,
-                depth=len(queue),
-                oldest_ms=queue.oldest_ms(now_ms),
-            )
-            for (digest, klass), queue in sorted(self._queues.items())
-        ]
         workers = [w.view(now_ms) for w in sorted(self._workers.values(), key=lambda w: w.hello.id)]
         return FleetState(
             seq=self._fleet_seq,
             at_ms=unix_ms,
             workers=workers,
-            queues=queues,
-            gateways=[g.view() for g in sorted(self._gateways.values(), key=lambda g: g.id)],
+            queues=self._backlog.views(now_ms),
+            gateways=[g.view() for g in sorted(self._gateways.values(), key=lambda g: g.id) if g.id],
             submitted=self._submitted,
             refused=self._refused,
             tokens_per_s=sum(w.tokens_per_s for w in workers),

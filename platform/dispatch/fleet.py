@@ -1,7 +1,7 @@
 """What the dispatcher knows of each worker and gateway: last report, own placements since, liveness."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dispatch.queues import Request
 from gpuworker.wire.messages import (
@@ -18,7 +18,26 @@ from gpuworker.wire.messages import (
 )
 from policy.placement import Replica, blocks_needed
 
-Send = Callable[[AnyMessage], bool]
+REFUSAL_PAUSE_MS = 1_000  # a replica that said it is full looks idle: others are asked meanwhile
+
+
+class Peer(Protocol):
+    """The other end of a connection."""
+
+    def send(self, message: AnyMessage) -> bool:
+        """False when the connection is at its end."""
+
+    def abort(self, cause: str) -> None: ...
+
+
+class Absent:
+    """Stands in for a gateway that was heard of but has not connected to this dispatcher."""
+
+    def send(self, message: AnyMessage) -> bool:
+        return False
+
+    def abort(self, cause: str) -> None:
+        return
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +46,9 @@ class Worker:
 
     hello: Hello
     capacity: Capacity
-    send: Send
+    peer: Peer
     heard_ms: float
+    paused_until_ms: float = 0.0  # it said that it is full
     report: Report | None = None
     draining: bool = False  # it refused a row because it stops; it gets nothing more
     placed: dict[RowKey, Request] = field(default_factory=dict)
@@ -39,11 +59,14 @@ class Worker:
     def is_dead(self, now_ms: float) -> bool:
         return now_ms - self.heard_ms > DEAD_MS
 
+    def is_silent(self, now_ms: float) -> bool:
+        return now_ms - self.heard_ms > SUSPECT_MS
+
     def is_suspect(self, now_ms: float) -> bool:
-        return self.report is None or now_ms - self.heard_ms > SUSPECT_MS
+        return self.report is None or self.is_silent(now_ms)
 
     def may_take(self, now_ms: float) -> bool:
-        return not self.draining and not self.is_suspect(now_ms)
+        return not self.draining and not self.is_suspect(now_ms) and now_ms >= self.paused_until_ms
 
     def add(self, request: Request) -> None:
         self.placed[request.row] = request
@@ -123,14 +146,22 @@ class Worker:
 
 @dataclass(slots=True, eq=False)
 class Gateway:
-    """`lost_ms` is when its connection went; it has a moment to come back before its requests end."""
+    """`lost_ms` is when its connection went; it has a moment to come back before its requests end.
+
+    `id` is empty until it connected.
+    """
 
     id: str
     incarnation: str
-    send: Send
+    peer: Peer
     heard_ms: float
     lost_ms: float | None = None
     rows: dict[RowKey, Request] = field(default_factory=dict)
+
+    def release(self, request: Request) -> None:
+        """Forget the request, unless its number stands for another attempt by now."""
+        if self.rows.get(request.row) is request:
+            del self.rows[request.row]
 
     def view(self) -> GatewayView:
         return GatewayView(id=self.id, incarnation=self.incarnation, streams=len(self.rows))

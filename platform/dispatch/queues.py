@@ -26,6 +26,7 @@ class Request:
     worker: str = ""
     prefilled: bool = False
     sequence: int = 0
+    cancel_reason: str = ""  # its gateway does not want it any more; the worker was told
 
     @property
     def prompt_tokens(self) -> int:

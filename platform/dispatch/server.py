@@ -4,9 +4,11 @@ import asyncio
 import hmac
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from dispatch.dispatcher import Dispatcher, Limits
+from dispatch.dispatcher import Dispatcher
+from dispatch.limits import Limits
 from gpuworker.wire.connection import Connection, listen
 from gpuworker.wire.messages import (
     FLEET_MS,
@@ -35,23 +37,24 @@ class Peer:
     incarnation: str
 
 
-class DispatchServer:
-    """Owns the connections; every decision is the `Dispatcher`'s."""
+def monotonic_ms() -> float:
+    return time.monotonic() * 1000
 
-    def __init__(self, secret: str, limits: Limits) -> None:
+
+class DispatchServer:
+    """Owns the connections; every decision is the `Dispatcher`'s. `peer_…` and `beat` are its whole input."""
+
+    def __init__(self, secret: str, limits: Limits, now_ms: Callable[[], float] = monotonic_ms) -> None:
         self._secret = secret.encode()
         self._incarnation = new_incarnation()
-        self._dispatcher = Dispatcher(limits, self._now_ms())
+        self._now_ms = now_ms
+        self._dispatcher = Dispatcher(limits, now_ms())
         self._peers: dict[Connection, Peer] = {}
         self._strangers: dict[Connection, float] = {}
 
-    @staticmethod
-    def _now_ms() -> float:
-        return time.monotonic() * 1000
-
     async def serve(self, address: str, stop: asyncio.Event) -> None:
         """Raises OSError when the address is taken."""
-        server = await listen(address, self._received, self._closed, self._opened)
+        server = await listen(address, self.peer_said, self.peer_closed, self.peer_opened)
         timers = [asyncio.create_task(self._heartbeats()), asyncio.create_task(self._fleet_states())]
         logger.info("dispatcher listening on %s", address)
         stopping = asyncio.create_task(stop.wait())
@@ -66,10 +69,10 @@ class DispatchServer:
 
     # -- connections --------------------------------------------------------------------------------------
 
-    def _opened(self, connection: Connection) -> None:
+    def peer_opened(self, connection: Connection) -> None:
         self._strangers[connection] = self._now_ms()
 
-    def _received(self, connection: Connection, message: AnyMessage) -> None:
+    def peer_said(self, connection: Connection, message: AnyMessage) -> None:
         peer = self._peers.get(connection)
         if peer is None:
             self._greet(connection, message)
@@ -105,8 +108,10 @@ class DispatchServer:
             self._refuse(connection, "bad_secret", "SLUICE_WIRE_SECRET differs")
         elif hello.role not in ("gateway", "worker", "controller"):
             self._refuse(connection, "bad_role", f"unknown role {hello.role!r}")
-        elif hello.role == "worker" and (hello.capacity is None or not hello.digest or not hello.address):
-            self._refuse(connection, "bad_role", "a worker must name its digest, address and capacity")
+        elif not hello.id or not hello.incarnation:
+            self._refuse(connection, "bad_role", "every peer has a name and an incarnation")
+        elif hello.role == "worker" and (problem := self._dispatcher.worker_problem(hello, self._now_ms())):
+            self._refuse(connection, *problem)
         else:
             self._admit(connection, hello)
 
@@ -119,9 +124,9 @@ class DispatchServer:
         self._peers[connection] = Peer(hello.role, hello.incarnation)
         connection.send(Welcome(version=PROTOCOL_VERSION, id="dispatcher", incarnation=self._incarnation))
         if hello.role == "gateway":
-            self._dispatcher.gateway_joined(hello, connection.send, self._now_ms())
+            self._dispatcher.gateway_joined(hello, connection, self._now_ms())
         elif hello.role == "worker":
-            self._dispatcher.worker_joined(hello, connection.send, self._now_ms())
+            self._dispatcher.worker_joined(hello, connection, self._now_ms())
         logger.info("%s %s joined", hello.role, hello.id)
 
     def _refuse(self, connection: Connection, code: str, message: str) -> None:
@@ -129,7 +134,7 @@ class DispatchServer:
         connection.send(Refusal(code=code, message=message))
         connection.close(code)
 
-    def _closed(self, connection: Connection, cause: str) -> None:
+    def peer_closed(self, connection: Connection, cause: str) -> None:
         self._strangers.pop(connection, None)
         peer = self._peers.pop(connection, None)
         if peer is None:
@@ -137,20 +142,23 @@ class DispatchServer:
         if peer.role == "gateway":
             self._dispatcher.gateway_lost(peer.incarnation, self._now_ms())
         elif peer.role == "worker":
-            self._dispatcher.worker_lost(peer.incarnation, cause, self._now_ms())
+            self._dispatcher.worker_lost(peer.incarnation, cause)
 
     # -- timers -------------------------------------------------------------------------------------------
 
     async def _heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_MS / 1000)
-            now_ms = self._now_ms()
-            self._dispatcher.tick(now_ms)
-            for connection in list(self._peers):
-                connection.send(Heartbeat())
-            for connection, opened_ms in list(self._strangers.items()):
-                if now_ms - opened_ms > _GREETING_TIMEOUT_S * 1000:
-                    connection.abort("said nothing")
+            self.beat()
+
+    def beat(self) -> None:
+        now_ms = self._now_ms()
+        self._dispatcher.tick(now_ms)
+        for connection in list(self._peers):
+            connection.send(Heartbeat())
+        for connection, opened_ms in list(self._strangers.items()):
+            if now_ms - opened_ms > _GREETING_TIMEOUT_S * 1000:
+                connection.abort("said nothing")
 
     async def _fleet_states(self) -> None:
         while True:

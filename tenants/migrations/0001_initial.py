@@ -113,7 +113,7 @@ class Migration(migrations.Migration):
                 ('sequence', models.PositiveBigIntegerField()),
                 ('actor', models.CharField(max_length=200)),
                 ('action', models.CharField(max_length=80)),
-                ('target', models.CharField(max_length=200)),
+                ('target', models.CharField(max_length=255)),
                 ('diff', models.TextField(default='{}')),
                 ('request_id', models.CharField(blank=True, max_length=64)),
                 ('created_at', models.DateTimeField()),
@@ -124,6 +124,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name_plural': 'audit entries',
                 'ordering': ('-created_at', '-sequence'),
+                'indexes': [models.Index(fields=['created_at'], name='audit_created')],
                 'constraints': [models.UniqueConstraint(fields=('tenant', 'sequence'), name='audit_sequence_once', nulls_distinct=False)],
             },
             managers=[

@@ -74,6 +74,14 @@ def test_price_is_published_with_an_audit_entry(staff: Client) -> None:
     assert staff.post(f"/admin/billing/price/{newest.pk}/change/", price_form(moment)).status_code == 403
 
 
+def test_price_without_a_moment_holds_from_now_on(staff: Client) -> None:
+    before = datetime.now(UTC)
+    form = price_form(before) | {"effective_from_0": "", "effective_from_1": ""}
+    assert staff.post("/admin/billing/price/add/", form).status_code == 302
+    with operator_scope():
+        assert before <= Price.objects.get(version=2).effective_from <= datetime.now(UTC)
+
+
 def test_backdated_price_is_refused_beside_its_field(staff: Client) -> None:
     refused = staff.post("/admin/billing/price/add/", price_form(datetime(2025, 6, 1, tzinfo=UTC)))
     assert refused.status_code == 200

@@ -1,8 +1,10 @@
 """The controller collects every worker's journal, across restarts, replaced disks and lost connections."""
 
 from typing import Any
+from uuid import UUID
 
 import psycopg
+import pytest
 
 from tests.billing.peers import ScriptedWorker
 from tests.billing.records import request_id
@@ -44,6 +46,25 @@ async def test_a_replaced_journal_is_read_from_its_start(stage: Stage, operator:
         stage.worker.journal = [stage.checkpoint(9, 5, reason="stop")]  # a new disk
         await stage.worker.collected()
     assert await rows(operator, "SELECT count(*) FROM billing_workerusage") == [(4,)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"tenant": str(UUID(int=1 << 127))}, {"request_id": "x"}, {"klass": "k" * 17}]
+)
+async def test_a_record_that_cannot_be_stored_holds_up_no_other(
+    stage: Stage, operator: Connection, wrong: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.worker.journal += [stage.checkpoint(number, 5, reason="stop") for number in (1, 2)]
+    stage.worker.journal.insert(1, stage.checkpoint(9, 5, reason="stop", **wrong))
+    async with stage.controller():
+        await stage.pass_time(1, ["gone"])
+        await stage.worker.collected()
+    assert await rows(operator, "SELECT request_id FROM billing_workerusage ORDER BY 1") == [
+        (request_id(1),),
+        (request_id(2),),
+    ]
+    assert await rows(operator, "SELECT position FROM billing_collectcursor") == [(30,)]
+    assert [line for line in caplog.messages if line.startswith("worker usage is refused")]
 
 
 async def test_another_process_at_the_workers_address_is_not_asked(

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from billing.ledger import usage_record
+from billing.ledger import receivable_account, usage_record
 from tests.billing.records import request_id
 from tests.billing.shop import Shop, rows
 from tests.conftest import Database
@@ -99,6 +99,14 @@ async def test_empty_leg_and_second_leg_of_an_account_are_refused(shop: Shop, op
     await operator.execute(LEG, (txn_id, request_id(1), shop.a, "x", 5))
     with pytest.raises(psycopg.errors.UniqueViolation):
         await operator.execute(LEG, (txn_id, request_id(1), shop.a, "x", -5))
+
+
+@pytest.mark.parametrize("role", ["gateway", "operator"])
+async def test_a_balanced_pair_cannot_move_another_tenants_account(shop: Shop, role: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url(shop.database, role), autocommit=True) as conn:
+        for account in (receivable_account(shop.b), "tenant:", f"tenant:{shop.a}"):
+            with pytest.raises(psycopg.errors.CheckViolation, match="ledger_account_of_tenant"):
+                await execute_as(conn, shop.a, LEG, uuid4(), request_id(1), shop.a, account, 5)
 
 
 @pytest.mark.parametrize("role", ["app", "gateway"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from billing.contracts import OUTCOMES, UsageRecord
 from billing.ledger import PriceMissing, transaction_id, usage_record
+from billing.services import PriceBackdated
 from tests.billing.records import OCCURRED_AT_MS, request_id
 from tests.billing.shop import LONG_AGO, Shop, price, rows
 
@@ -176,6 +177,27 @@ async def test_missing_price_refuses_the_whole_batch_and_a_later_price_bills_it(
 
     await asyncio.to_thread(price, model="unpriced")
     assert await usage_record(gateway, batch) == 2
+
+
+async def test_a_price_before_the_first_one_bills_what_waited_for_it(
+    shop: Shop, gateway: Connection, operator: Connection
+) -> None:
+    """Given a first price from now on, published while usage of a moment ago waited for one."""
+    now = datetime.now(UTC)
+    await asyncio.to_thread(price, model="new", effective_from=now)
+    waiting = shop.usage(model="new", occurred_at_ms=int((now - timedelta(seconds=1)).timestamp() * 1000))
+    with pytest.raises(PriceMissing):
+        await usage_record(gateway, [waiting])
+
+    await asyncio.to_thread(price, model="new", prompt=3_000_000, effective_from=now - timedelta(hours=1))
+    later = shop.usage(2, model="new", occurred_at_ms=int(now.timestamp() * 1000) + 1)
+    assert await usage_record(gateway, [waiting, later]) == 2
+    assert await rows(operator, "SELECT price_version FROM billing_usageevent ORDER BY request_id") == [
+        (2,),
+        (1,),
+    ]
+    with pytest.raises(PriceBackdated):  # between the two something was billed
+        await asyncio.to_thread(price, model="new", effective_from=now - timedelta(seconds=2))
 
 
 async def test_price_is_the_version_effective_when_the_request_occurred(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.presence import GONE_AFTER_S, STALE_AFTER_S, Presence
+from billing.pricing import NOTHING, billable_tokens
 from billing.reaper import WorkerUsageRow, reap_decide
 from tests.billing.records import request_id, worker_row
 
@@ -29,7 +30,6 @@ def watched(present: list[str], *, until_s: float, start_s: float = 0.0) -> Pres
         ("length", "completed"),
         ("cancelled", "cancelled"),
         ("deadline", "deadline"),
-        ("error", "error"),
         ("gateway_lost", "gateway_lost"),
         ("a reason of a later version", "gateway_lost"),
     ],
@@ -40,6 +40,13 @@ def test_final_count_of_a_dead_gateway_is_billed_by_the_workers_reason(reason: s
     [record] = reap_decide([row], frozenset(), gateways, workers, 10.0)
     assert (record.outcome, record.output_tokens, record.key_id) == (outcome, 77, None)
     assert record.request_id == str(row.request_id)
+
+
+def test_our_own_failure_is_on_the_house_when_nobody_knows_what_was_delivered() -> None:
+    row = worker_row(reason="error", output_tokens=77)
+    [record] = reap_decide([row], frozenset(), watched([], until_s=10), Presence(), 10.0)
+    assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("error", 10, 0)
+    assert billable_tokens(record, prompt_billed=False) == NOTHING
 
 
 def test_open_row_waits_for_its_worker_and_is_billed_when_that_is_gone() -> None:
@@ -125,7 +132,15 @@ def test_never_twice_never_while_the_gateway_may_live(
     keys = [(record.request_id, record.attempt) for record in records]
     assert len(set(keys)) == len(keys)
     assert not set(keys) & {(str(number), attempt) for number, attempt in billed}
-    by_count = {(str(row.request_id), row.attempt, row.output_tokens, row.gateway): row for row in rows}
+    by_count = {
+        (
+            str(row.request_id),
+            row.attempt,
+            0 if row.reason == "error" else row.output_tokens,
+            row.gateway,
+        ): row
+        for row in rows
+    }
     for record in records:
         row = by_count[(record.request_id, record.attempt, record.output_tokens, record.gateway)]
         assert absent_all_along(row.gateway, [(at, present) for at, present, _ in history], now_s)

@@ -1,13 +1,17 @@
 """The console's pages as the server writes them: first paint, access, log-in. No browser."""
 
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 import redis
+from django.conf import settings
 from django.test import Client, override_settings
 
+from console.throttle import login_admitted
 from devservices.valkey import ValkeyServer
 from gpuworker.wire.messages import FleetState
 from modelsvc.controller.publisher import state_document
@@ -171,6 +175,32 @@ def test_five_failures_pause_that_name_from_that_address() -> None:
     assert attempt(client, ADMIN_PASSWORD) == 429
     assert attempt(client, ADMIN_PASSWORD, name=" ADMIN ") == 429
     assert attempt(client, ADMIN_PASSWORD, address="10.0.0.2") == 302
+
+
+@pytest.mark.usefixtures("operator")
+def test_guesses_sent_at_once_get_no_more_tries_than_one_after_the_other() -> None:
+    """Given twenty guesses that all arrive before the first was answered, five passwords are looked at."""
+    arrived = threading.Barrier(20, timeout=10)
+
+    def guess(_: int) -> bool:
+        arrived.wait()
+        return login_admitted("admin", "10.0.0.3")
+
+    with ThreadPoolExecutor(20) as pool:
+        assert sum(pool.map(guess, range(20))) == 5
+
+
+@pytest.mark.usefixtures("operator")
+@pytest.mark.parametrize("path", [LOGIN, "/admin/login/"])
+def test_a_password_hashed_by_older_rules_lets_in_and_is_hashed_anew(path: str, admin_user: User) -> None:
+    newer = ["django.contrib.auth.hashers.PBKDF2PasswordHasher", *settings.PASSWORD_HASHERS]
+    with override_settings(PASSWORD_HASHERS=newer):
+        response = Client().post(path, {"username": "admin", "password": ADMIN_PASSWORD, "next": "/console/"})
+        assert response.status_code == 302
+        with operator_scope():
+            user = User.objects.get()
+        assert user.password.startswith("pbkdf2_sha256$")
+        assert user.check_password(ADMIN_PASSWORD)
 
 
 @pytest.mark.usefixtures("operator")

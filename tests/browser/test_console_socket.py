@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from channels.layers import get_channel_layer
 from channels.routing import URLRouter
 from channels.testing import WebsocketCommunicator
 from django.conf import settings
+from django.contrib.sessions.models import Session
 from django.test import Client
 
 from console import consumers
@@ -20,7 +22,7 @@ from devservices.valkey import ValkeyServer
 from modelsvc.fleet_contracts import FLEET_HISTORY_KEY
 from tenants.models import User
 from tenants.scoping import operator_scope
-from tests.browser.fleet import controller, fleet, worker
+from tests.browser.fleet import AT_MS, controller, fleet, worker
 from tests.conftest import Database
 
 PATH = "/ws/console/fleet/"
@@ -94,6 +96,23 @@ async def test_staff_get_state_and_history_first_and_then_each_new_state(
     await later.disconnect()
 
 
+async def test_the_history_begins_anew_when_the_dispatchers_clock_is_set_back(
+    operator: Client, layer: Any, clean_valkey: ValkeyServer
+) -> None:
+    connection = socket(operator)
+    await connection.connect(timeout=5)
+    async with (
+        controller(clean_valkey.url) as publisher,
+        redis.asyncio.Redis.from_url(clean_valkey.url) as client,
+    ):
+        for at_ms in (AT_MS, AT_MS + 1_000, AT_MS - 2_000, AT_MS - 3_600_000, AT_MS - 3_599_000):
+            publisher.offer(fleet([worker(0)], at_ms=at_ms))
+            await messages_until(connection, "state")
+        history = [json.loads(point)["at_ms"] for point in await client.lrange(FLEET_HISTORY_KEY, 0, -1)]
+        await connection.disconnect()
+    assert history == [AT_MS - 3_599_000, AT_MS - 3_600_000]
+
+
 async def test_a_ping_is_answered_and_rubbish_is_not(operator: Client, layer: Any) -> None:
     connection = socket(operator)
     await connection.connect(timeout=5)
@@ -116,7 +135,7 @@ async def test_an_unreadable_store_is_told_and_the_socket_stays(
     await connection.disconnect()
 
 
-@pytest.mark.parametrize("how", ["log-out", "no longer staff"])
+@pytest.mark.parametrize("how", ["log-out", "no longer staff", "new password", "session over"])
 async def test_the_stream_ends_when_the_viewer_may_no_longer_see_it(
     operator: Client, layer: Any, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -125,9 +144,16 @@ async def test_the_stream_ends_when_the_viewer_may_no_longer_see_it(
     def end() -> None:
         if how == "log-out":
             operator.post("/console/logout/")
-        else:
-            with operator_scope():
+            return
+        with operator_scope():
+            if how == "no longer staff":
                 User.objects.update(is_staff=False)
+            elif how == "new password":
+                user = User.objects.get()
+                user.set_password("another-password")
+                user.save()
+            else:
+                Session.objects.update(expire_date=datetime.now(UTC))
 
     connection = socket(operator)
     await connection.connect(timeout=5)

@@ -94,6 +94,18 @@ async def test_a_browsers_wrong_clock_does_not_make_figures_stale(
     await expect(connection(page)).to_have_text("Live")
 
 
+async def test_charts_go_on_when_the_dispatchers_clock_is_set_back(
+    page: Page, publisher: FleetPublisher
+) -> None:
+    publisher.offer(fleet([worker(0, running=7)], at_ms=now_ms() + 3_600_000))
+    await expect(value(page, "running")).to_have_text("7")
+    publisher.offer(fleet([worker(0, running=9)], at_ms=now_ms()))
+    await expect(value(page, "running")).to_have_text("9")
+    chart = page.locator('[data-chart="running"]')
+    await chart.get_by_role("button").click()
+    await expect(chart.locator("td")).to_have_text(["9"])
+
+
 async def test_the_page_comes_back_after_the_server_restarts(
     page: Page, site: Site, publisher: FleetPublisher
 ) -> None:

@@ -1,6 +1,7 @@
 """What the console says about a fleet state, before any browser."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from console import branding
 from console.fleet import EMPTY, NOTHING, FleetPage, fleet_page, natural_key
 from console.formats import count_text, duration_text, percent_text, rate_text
+from frontend.vendor import RECORD, vendor_differences
 from gpuworker.wire.messages import FleetState
 from modelsvc.controller.publisher import history_point, state_document
 from modelsvc.fleet_contracts import (
@@ -109,26 +111,12 @@ def test_the_administration_has_the_consoles_colours() -> None:
 
 
 def test_vendored_files_are_the_recorded_ones() -> None:
-    import hashlib
-
-    vendor = FRONTEND / "static/vendor"
-    record = json.loads((vendor / "vendor.json").read_text())
-    recorded = {
-        f"{name}/{file}": digest
-        for name, package in record.items()
-        for file, digest in package["sha256"].items()
-    }
-    present = {
-        path.relative_to(vendor).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in vendor.glob("*/*")
-    }
-    assert present == recorded
-    assert all("LICENSE" in package["sha256"] for package in record.values())
+    assert vendor_differences() == []
+    packages = json.loads(RECORD.read_text()).values()
+    assert all("LICENSE" in package["sha256"] for package in packages)
 
 
 def test_templates_hold_no_inline_script_or_style() -> None:
-    import re
-
     forbidden = re.compile(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)|javascript:", re.IGNORECASE)
     for template in (FRONTEND / "templates").rglob("*.html"):
         assert not forbidden.search(template.read_text()), template

@@ -21,10 +21,15 @@ T = TypeVar("T")
 @dataclass
 class Inbox:
     messages: list[AnyMessage] = field(default_factory=list)
+    is_open: bool = True
 
     def send(self, message: AnyMessage) -> bool:
-        self.messages.append(message)
-        return True
+        if self.is_open:
+            self.messages.append(message)
+        return self.is_open
+
+    def abort(self, cause: str) -> None:
+        self.is_open = False
 
     def of(self, kind: type[T]) -> list[T]:
         return [m for m in self.messages if isinstance(m, kind)]

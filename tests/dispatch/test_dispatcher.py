@@ -1,10 +1,6 @@
 """Order, placement and endings decided by the dispatcher, on a manual clock."""
 
-from typing import Any
-
-import pytest
-
-from dispatch.dispatcher import Dispatcher, Limits
+from dispatch.fleet import REFUSAL_PAUSE_MS
 from dispatch.queues import Queue, Request
 from gpuworker.wire.messages import (
     Cancel,
@@ -19,37 +15,8 @@ from gpuworker.wire.messages import (
     WorkerUp,
 )
 from policy.ids import uuid7
-from tests.dispatch.peers import Inbox, hello, report, submit
-
-
-class Scene:
-    """One dispatcher, one gateway `g`, and workers as a test adds them."""
-
-    def __init__(self, **limits: Any) -> None:
-        self.now = 1_000.0
-        self.dispatcher = Dispatcher(Limits(**limits), 0.0)
-        self.gateway = Inbox()
-        self.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), self.gateway.send, self.now)
-
-    def worker(self, name: str = "w", **fields: Any) -> Inbox:
-        inbox = Inbox()
-        self.dispatcher.worker_joined(hello("worker", name, name, **fields), inbox.send, self.now)
-        self.dispatcher.report(name, report(1, free_blocks=fields.get("blocks", 64)), self.now)
-        return inbox
-
-    def submit(self, sid: int, **fields: Any) -> None:
-        self.dispatcher.submit("g", submit(sid, **fields), self.now)
-
-    def silent_for(self, ms: float, *, except_gateway: bool = True) -> None:
-        self.now += ms
-        if except_gateway:
-            self.dispatcher.gateway_heard("g", self.now)
-        self.dispatcher.tick(self.now)
-
-
-@pytest.fixture
-def scene() -> Scene:
-    return Scene()
+from tests.dispatch.peers import Inbox, hello, report
+from tests.dispatch.scene import Scene
 
 
 def test_a_request_runs_on_the_replica_with_its_weights(scene: Scene) -> None:
@@ -156,6 +123,7 @@ def test_a_worker_refusal_for_capacity_puts_the_request_back_in_its_place(scene:
     scene.submit(2)
     refusal = Refused(row=RowKey("g", 1), code="capacity", message="no")
     scene.dispatcher.refused("w", refusal, scene.now)
+    scene.now += REFUSAL_PAUSE_MS
     scene.dispatcher.report("w", report(2), scene.now)
     assert [run.submit.sid for run in worker.of(Run)] == [1, 1]
 
@@ -189,7 +157,7 @@ def test_a_worker_that_comes_back_after_being_declared_dead_drops_its_rows() -> 
     scene = Scene(rejoin_grace_ms=0)
     scene.worker()
     scene.submit(1)
-    scene.dispatcher.worker_lost("w", "reset", scene.now)
+    scene.dispatcher.worker_lost("w", "reset")
     back = scene.worker(running=[RowKey("g", 1)])
     assert back.of(CancelRow) == [CancelRow(row=RowKey("g", 1), reason="error")]
 
@@ -220,7 +188,7 @@ def test_a_gateway_that_reconnects_in_time_keeps_its_requests(scene: Scene) -> N
     scene.dispatcher.gateway_lost("g", scene.now)
     scene.silent_for(1_000, except_gateway=False)
     again = Inbox()
-    scene.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), again.send, scene.now)
+    scene.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), again, scene.now)
     scene.worker()
     assert again.of(WorkerUp)
     assert [p.sid for p in again.of(Placed)] == [1]

@@ -81,24 +81,16 @@ def reference(smollm2: Path) -> PreTrainedModel:
     return model
 
 
-def test_alone_every_token_is_the_reference_models_choice(case: Case, reference: PreTrainedModel) -> None:
-    """One pass over prompt and output: at each position the reference must choose the token that follows.
-    By induction that is the text it would generate."""
+def test_the_prompts_are_twenty_and_long_ones_are_among_them(case: Case) -> None:
     assert len(case.prompts) == 20
     assert max(map(len, case.prompts)) > 1000
-    for prompt, output in zip(case.prompts, case.alone, strict=True):
-        assert len(output) == TOKENS
-        ids = torch.tensor([prompt + output[:-1]])
-        with torch.inference_mode():
-            logits = reference(ids, use_cache=False, logits_to_keep=TOKENS).logits[0]
-        assert logits.argmax(-1).tolist() == output
+    assert {len(output) for output in case.alone} == {TOKENS}
 
 
-@pytest.mark.parametrize("index", [0, 8, 14])
+@pytest.mark.parametrize("index", range(20))
 def test_alone_equals_what_the_reference_generates(
     case: Case, reference: PreTrainedModel, index: int
 ) -> None:
-    """The induction above, checked against the reference's own generation loop with its KV cache."""
     prompt = torch.tensor([case.prompts[index]])
     with torch.inference_mode():
         generated = reference.generate(  # type: ignore[operator]

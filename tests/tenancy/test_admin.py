@@ -1,11 +1,13 @@
 """The admin pages: who gets in, keys shown once, tables that only services write."""
 
+import json
 import re
 from http import HTTPStatus
 
 import pytest
 from django.apps import apps
 from django.contrib import admin
+from django.contrib.auth.models import Group, Permission
 from django.test import Client
 from django.urls import reverse
 
@@ -140,6 +142,58 @@ def test_staff_without_rights_run_no_action(database: Database) -> None:
     assert response.status_code == HTTPStatus.FORBIDDEN
     with operator_scope():
         assert ApiKey.unscoped.get().revoked_at is None
+
+
+def test_staff_cannot_give_themselves_rights(database: Database) -> None:
+    """Given staff with every right that can be handed out, none of them makes a superuser."""
+    with operator_scope():
+        bob = User.objects.create_user("bob", password="bob-password-1", is_staff=True)
+        bob.user_permissions.set(Permission.objects.all())
+        root = User.objects.create_superuser("root", password="root-password-1")
+        group = Group.objects.create(name="everybody")
+    client = Client()
+    assert client.login(username="bob", password="bob-password-1")
+    new_password = {"password1": "mallory-password", "password2": "mallory-password"}
+    for path, form in (
+        (f"/admin/tenants/user/{bob.pk}/change/", {"username": "bob", "is_superuser": "on"}),
+        (f"/admin/tenants/user/{root.pk}/password/", {**new_password, "usable_password": "true"}),
+        (f"/admin/tenants/user/{root.pk}/delete/", {"post": "yes"}),
+        ("/admin/tenants/user/add/", {"username": "eve", **new_password, "usable_password": "true"}),
+        (f"/admin/auth/group/{group.pk}/change/", {"name": "everybody", "permissions": ["1"]}),
+        ("/admin/auth/group/add/", {"name": "mine"}),
+    ):
+        assert client.post(path, form).status_code == HTTPStatus.FORBIDDEN, path
+    with operator_scope():
+        assert set(User.objects.values_list("username", "is_superuser")) == {("bob", False), ("root", True)}
+        assert User.objects.get(pk=root.pk).check_password("root-password-1")
+        assert list(Group.objects.values_list("name", flat=True)) == ["everybody"]
+        assert not group.permissions.exists()
+
+
+def test_what_superusers_do_to_accounts_is_in_the_audit_log(staff: Client) -> None:
+    words = {"password1": "long-enough-words", "password2": "long-enough-words", "usable_password": "true"}
+    assert (
+        staff.post("/admin/tenants/user/add/", {"username": "ann", **words}).status_code == HTTPStatus.FOUND
+    )
+    with operator_scope():
+        ann = User.objects.get(username="ann")
+    path = f"/admin/tenants/user/{ann.pk}"
+    form = {"username": "ann", "is_active": "on", "is_staff": "on", "date_joined_0": "2026-01-01"}
+    form |= {"date_joined_1": "00:00:00", "last_login_0": "", "last_login_1": ""}
+    assert staff.post(f"{path}/change/", form).status_code == HTTPStatus.FOUND
+    assert staff.post(f"{path}/password/", words).status_code == HTTPStatus.FOUND
+    assert staff.post(f"{path}/delete/", {"post": "yes"}).status_code == HTTPStatus.FORBIDDEN
+    with operator_scope():
+        entries = AuditEntry.unscoped.filter(tenant=None, actor="admin", target="ann").order_by("sequence")
+        told = [(entry.action, json.loads(entry.diff)) for entry in entries]
+    rights = {"is_active": True, "is_staff": False, "is_superuser": False}
+    staff_rights = {**rights, "is_staff": True}
+    assert told[0] == ("user.create", {**rights, "changed": []})
+    assert told[1][0] == "user.change"
+    assert "Staff status" in told[1][1]["changed"]
+    assert {name: told[1][1][name] for name in rights} == staff_rights
+    assert told[2] == ("user.change", {**staff_rights, "changed": ["password"]})
+    assert "long-enough-words" not in str(told)
 
 
 def test_no_tenant_row_is_edited_by_hand(staff: Client) -> None:

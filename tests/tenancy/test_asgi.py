@@ -68,8 +68,10 @@ def _log_in(client: httpx.Client) -> None:
     assert client.post("/admin/login/?next=/admin/", data=form).status_code == HTTPStatus.FOUND
 
 
-def _websocket_status(client: httpx.Client, origin: str, cookies: str = "") -> int:
-    url = str(client.base_url.copy_with(scheme="ws", path="/ws/console/fleet/"))
+def _websocket_status(
+    client: httpx.Client, origin: str, cookies: str = "", path: str = "/ws/console/fleet/"
+) -> int:
+    url = str(client.base_url.copy_with(scheme="ws", path=path))
     try:
         with connect(url, origin=Origin(origin), additional_headers={"Cookie": cookies}, proxy=None):
             return HTTPStatus.SWITCHING_PROTOCOLS
@@ -98,6 +100,7 @@ def test_each_part_answers_its_paths(server: httpx.Client, tmp_path: Path) -> No
     # the console's socket: strangers and other sites are refused, staff are let in
     own, foreign = str(server.base_url).rstrip("/"), "https://evil.example"
     assert _websocket_status(server, own) == HTTPStatus.FORBIDDEN
+    assert _websocket_status(server, own, path="/ws/nothing/") == HTTPStatus.FORBIDDEN
     _log_in(server)
     cookies = f"sessionid={server.cookies['sessionid']}"
     assert _websocket_status(server, foreign, cookies) == HTTPStatus.FORBIDDEN
@@ -108,4 +111,6 @@ def test_each_part_answers_its_paths(server: httpx.Client, tmp_path: Path) -> No
     assert page.status_code == HTTPStatus.OK
     assert "acme" in page.text
 
-    assert "Warning" not in (tmp_path / "server.log").read_text()
+    log = (tmp_path / "server.log").read_text()
+    assert "Warning" not in log
+    assert "No route found" not in log

@@ -51,6 +51,9 @@ def _public(content: dict[str, Any]) -> set[str]:
 
 def test_seeding_makes_what_the_demo_needs(store: Path, tmp_path: Path) -> None:
     digest = _weights_make(store)
+    leftover = store / ".part-killed"
+    leftover.mkdir()
+    (leftover / "manifest.json").write_text("{}")
     path = tmp_path / "demo.json"
     content = _seed(path)
     assert [tenant["name"] for tenant in content["tenants"]] == ["acme", "globex", "initech"]
@@ -90,6 +93,8 @@ def test_a_lost_file_replaces_the_secrets(store: Path, tmp_path: Path) -> None:
     with operator_scope():
         assert Tenant.unscoped.count() == 3
         assert User.objects.get().check_password(second["admin"]["password"])
+        told = AuditEntry.unscoped.filter(action__startswith="user.", target="admin").order_by("sequence")
+        assert [entry.action for entry in told] == ["user.create", "user.change"]
         assert Price.objects.count() == 1
 
 
@@ -150,6 +155,8 @@ def test_keys_from_the_command_line(database: Database) -> None:
     key("revoke", issued.public_id)
     assert "revoked" in key("list", "--tenant", "acme")
     assert plaintext[16:48] not in key("list", "--tenant", "acme")
+    with pytest.raises(CommandError, match="at most 200 characters"):
+        key("issue", "--tenant", "acme", "--name", "n" * 201)
     with pytest.raises(CommandError, match="nobody"):
         key("list", "--tenant", "nobody")
     with pytest.raises(CommandError, match="no key"):

@@ -303,7 +303,36 @@ def test_global_tables_are_not_written_by_the_tenant_role(database: Database) ->
             "WHERE attrelid = 'tenants_user'::regclass AND attnum > 0 "
             "AND has_column_privilege('tenants_user', attname, 'UPDATE')"
         ).fetchone()
-    assert updatable == (["last_login", "password"],)
+    assert updatable == (["last_login"],)
+
+
+# Column lists: what a row is stays as it was written; only its state moves.
+UPDATABLE = {
+    "tenants_tenant": {"status"},
+    "tenants_apikey": {"revoked_at"},
+    "tenants_member": set(),
+    "modelsvc_model": {"name", "owned_by"},
+    "modelsvc_modelversion": {"state"},
+    "modelsvc_modelroute": {"version_id", "revision", "updated_at"},
+}
+
+
+@pytest.mark.parametrize("role", ["app", "operator"])
+def test_what_names_a_row_is_never_rewritten_or_deleted(database: Database, role: str) -> None:
+    with psycopg.connect(getattr(database, f"{role}_url")) as conn:
+        for table, columns in UPDATABLE.items():
+            updatable = {
+                column
+                for (column,) in conn.execute(
+                    "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 "
+                    "AND has_column_privilege(attrelid, attnum, 'UPDATE')",
+                    [table],
+                )
+            }
+            assert updatable <= columns, table
+            assert role == "app" or updatable == columns, table
+        for table in (*UPDATABLE, "tenants_user", "auth_group", "django_admin_log"):
+            assert conn.execute("SELECT has_table_privilege(%s, 'DELETE')", [table]).fetchone() == (False,)
 
 
 def test_the_tenant_role_makes_no_tenant(database: Database) -> None:

@@ -1,5 +1,6 @@
 """Writes to tenants, members and keys."""
 
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -61,6 +62,15 @@ def test_a_key_of_another_tenant_is_unknown(tenant: Tenant) -> None:
 def test_an_unknown_scope_is_refused(tenant: Tenant) -> None:
     with pytest.raises(services.UnknownScope, match="root"):
         services.key_issue(tenant_id=tenant.id, name="n", actor=ACTOR, scopes=["root"])
+    assert list(selectors.key_list(tenant_id=tenant.id)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"name": ""}, {"name": "n" * 201}, {"allowed_models": ["m" * 201]}])
+def test_a_key_with_a_wrong_field_is_refused(tenant: Tenant, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        services.key_issue(tenant_id=tenant.id, actor=ACTOR, **{"name": "n"} | wrong)
+    with pytest.raises(ValidationError):
+        services.key_issue(tenant_id=uuid4(), actor=ACTOR, name="of nobody")
     assert list(selectors.key_list(tenant_id=tenant.id)) == []
 
 

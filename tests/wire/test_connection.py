@@ -153,6 +153,20 @@ async def test_a_stale_socket_file_is_replaced(tmp_path: Path) -> None:
     await server.wait_closed()
 
 
+async def test_an_address_that_is_taken_is_not_taken_over(address: str) -> None:
+    first, second = Side(), Side()
+    server = await listen(address, first.message, first.close)
+    with pytest.raises(OSError, match=r"in use|another process"):
+        await listen(address, second.message, second.close)
+    await first.closed.get() if address.startswith("unix:") else None
+    connection = await connect(address, first.message, first.close)
+    connection.send(Heartbeat())
+    assert await first.messages.get() == Heartbeat()
+    connection.close()
+    server.close()
+    await server.wait_closed()
+
+
 @pytest.mark.parametrize("bad", ["", "unix:", "tcp://", "tcp://host", "tcp://:80", "http://host:80", "/path"])
 async def test_a_bad_address_says_so(bad: str) -> None:
     side = Side()

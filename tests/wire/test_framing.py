@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuworker.wire.framing import MAX_FRAME_BYTES, FrameDecoder, WireError, encode
+from gpuworker.wire.framing import MAX_FIRST_FRAME_BYTES, MAX_FRAME_BYTES, FrameDecoder, WireError, encode
 from gpuworker.wire.messages import (
     AnyMessage,
     Cancel,
@@ -79,6 +79,15 @@ def test_messages_arrive_byte_by_byte() -> None:
 def test_an_oversized_length_is_refused_before_its_body_arrives() -> None:
     with pytest.raises(WireError, match="exceeds"):
         FrameDecoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+
+
+def test_a_stranger_may_not_make_us_hold_a_large_frame() -> None:
+    large = (MAX_FIRST_FRAME_BYTES + 1).to_bytes(4, "big")
+    with pytest.raises(WireError, match="exceeds"):
+        FrameDecoder().feed(large)
+    decoder = FrameDecoder()
+    decoder.feed(encode(Heartbeat()))
+    assert decoder.feed(large) == [], "who has greeted may"
 
 
 def test_an_oversized_message_is_not_sent() -> None:

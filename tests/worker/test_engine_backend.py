@@ -1,6 +1,7 @@
 """The engine's thread: one bad step costs a row, a dead engine costs the process, and neither goes unsaid."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,21 @@ async def test_a_row_whose_step_raises_fails_alone(tmp_path: Path) -> None:
     reasons = {end.sid: end.reason for step in steps.steps for end in step.output.gateways["g"].ends}
     assert reasons == {1: "length", 2: "error"}
     assert steps.death is None
+    await backend.stop()
+
+
+async def test_asking_for_the_capacity_does_not_touch_the_running_engine(tmp_path: Path) -> None:
+    backend, steps = backend_make(tmp_path, ScriptedRunner(vocab_size=257)), Steps()
+    await backend.start(steps.stepped, steps.died)
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for sid in range(2_000):
+            backend.submit(RowKey("g", sid), submit_make(sid, "row", max_tokens=1))
+            assert backend.capacity.max_rows == 8
+    finally:
+        sys.setswitchinterval(switch_s)
+    await steps.until(lambda: len(steps.ended) == 2_000)
     await backend.stop()
 
 

@@ -8,6 +8,7 @@ import { meterSet, rowsSet } from "./rows.js";
 const STALE_MS = 3000;
 const WINDOW_MS = 300_000;
 const ANNOUNCE_MS = 30_000;
+const CLOCK_SET_BACK_MS = 30_000; // the stored history's rule, too
 
 const one = (selector) => document.querySelector(selector);
 const view = one('[data-view="fleet"]');
@@ -56,6 +57,7 @@ function remember(state) {
   const running = state.workers.reduce((sum, worker) => sum + worker.running, 0);
   const queued = {};
   for (const queue of state.queues) queued[queue.klass] = (queued[queue.klass] ?? 0) + queue.depth;
+  if (points.length && points.at(-1).at_ms - state.at_ms > CLOCK_SET_BACK_MS) points = [];
   if (!points.length || state.at_ms > points.at(-1).at_ms) {
     points.push({ at_ms: state.at_ms, tokens_per_s: state.tokens_per_s, running, queued });
   }

@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
@@ -39,6 +40,8 @@ class Command(BaseCommand):
                 verbs[options["verb"]](options)
             except services.TenantsError as error:
                 raise CommandError(str(error)) from error
+            except ValidationError as error:
+                raise CommandError(" ".join(error.messages)) from error
 
     def _issue(self, options: dict[str, Any]) -> None:
         days = options["expires_days"]

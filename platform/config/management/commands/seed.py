@@ -86,7 +86,10 @@ def _model_ensure(slug: str, name: str | None, digest: str | None) -> None:
 
 def _manifest(digest: str | None) -> Manifest:
     store = weights_dir()
-    found = [digest] if digest else sorted(path.parent.name for path in store.glob(f"*/{MANIFEST_NAME}"))
+    # Not `*`: an import that was killed leaves hidden folders.
+    found = (
+        [digest] if digest else sorted(path.parent.name for path in store.glob(f"[0-9a-f]*/{MANIFEST_NAME}"))
+    )
     if len(found) != 1:
         raise CommandError(
             f"{store} holds {len(found)} models: "
@@ -128,10 +131,9 @@ def _admin_ensure(password: str | None) -> str:
         return password
     password = secrets.token_urlsafe(18)
     if user is None:
-        User.objects.create_superuser(ADMIN, password=password)
+        services.superuser_create(username=ADMIN, password=password, actor=ACTOR)
     else:
-        user.set_password(password)
-        user.save(update_fields=["password"])
+        services.password_set(user=user, password=password, actor=ACTOR)
     return password
 
 
