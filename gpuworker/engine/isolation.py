@@ -28,7 +28,7 @@ def _run(runner: Runner, plan: StepPlan, tokens: dict[RowKey, int], failed: dict
         if len(plan.rows) == 1:
             key = plan.rows[0].key
             log.exception("step failed for row %s", key)
-            failed[key] = f"the model raised {type(error).__name__}: {error}"
+            failed[key] = f"the model failed on this request ({type(error).__name__})"
             return
         log.warning("step of %d rows failed, trying its halves: %r", len(plan.rows), error)
     else:

@@ -291,7 +291,7 @@ def test_a_row_that_raises_fails_alone(make: EngineMaker, clock: ManualClock) ->
     # Then it ends with a clear error after the token it had, and its mates are whole
     end = ends(outputs)[3]
     assert (end.reason, end.output_tokens) == ("error", 2)
-    assert end.message == "the model raised ArithmeticError: row 3 divides by zero"
+    assert end.message == "the model failed on this request (ArithmeticError)"  # the rest is for the log
     for sid in (0, 1, 2, 4, 5):
         assert text_of(outputs, key(sid)) == f"{sid}." * 6
     assert engine.stats().free_blocks == 64
