@@ -2,6 +2,7 @@
 
 Usage and ledger rows are written by `billing.ledger` alone, and all but WorkerUsage and CollectCursor are
 append-only. A request may be attempted again under its id: (request_id, attempt) is the key everywhere.
+A tenant's key has no index of its own where another one begins with it: each costs every insert.
 """
 
 from typing import ClassVar
@@ -41,7 +42,9 @@ class Price(models.Model):
 class UsageEvent(TenantModel):
     """What one attempt of one request used, what of it bills, and what that costs."""
 
-    tenant = models.ForeignKey("tenants.Tenant", on_delete=models.PROTECT, related_name="usage_events")
+    tenant = models.ForeignKey(
+        "tenants.Tenant", on_delete=models.PROTECT, related_name="usage_events", db_index=False
+    )
     request_id = models.UUIDField()
     attempt = models.PositiveIntegerField()
     key_id = models.UUIDField(null=True)
@@ -92,7 +95,9 @@ class UsageEvent(TenantModel):
 class LedgerEntry(TenantModel):
     """One leg of a balanced transaction: the legs of a `txn_id` sum to zero, checked at commit."""
 
-    tenant = models.ForeignKey("tenants.Tenant", on_delete=models.PROTECT, related_name="ledger_entries")
+    tenant = models.ForeignKey(
+        "tenants.Tenant", on_delete=models.PROTECT, related_name="ledger_entries", db_index=False
+    )
     txn_id = models.UUIDField()
     request_id = models.UUIDField()
     attempt = models.PositiveIntegerField()
@@ -121,7 +126,9 @@ class LedgerEntry(TenantModel):
 class UsageConflict(TenantModel):
     """A record that contradicts the usage event of the same key. Kept for a person to judge."""
 
-    tenant = models.ForeignKey("tenants.Tenant", on_delete=models.PROTECT, related_name="usage_conflicts")
+    tenant = models.ForeignKey(
+        "tenants.Tenant", on_delete=models.PROTECT, related_name="usage_conflicts", db_index=False
+    )
     request_id = models.UUIDField()
     attempt = models.PositiveIntegerField()
     record = models.JSONField()

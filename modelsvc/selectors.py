@@ -5,12 +5,8 @@ from django.db.models import QuerySet
 from modelsvc.models import ModelRoute, ModelVersion
 
 
-def routes_list() -> QuerySet[ModelRoute]:
-    return ModelRoute.objects.select_related("model", "version")
-
-
 def route_of(slug: str) -> ModelRoute | None:
-    return routes_list().filter(model__slug=slug).first()
+    return ModelRoute.objects.select_related("model", "version").filter(model__slug=slug).first()
 
 
 def versions_of(slug: str) -> QuerySet[ModelVersion]:

@@ -55,7 +55,7 @@ class Member(TenantModel):
         VIEWER = "viewer"
 
     id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
-    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="members")
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="members", db_index=False)
     user = models.ForeignKey(User, on_delete=models.PROTECT, related_name="memberships")
     role = models.CharField(max_length=16, choices=Role)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -104,7 +104,9 @@ class AuditEntry(TenantModel):
     """Who did what to whom, append-only and hash-chained per tenant. No tenant: the platform's own chain."""
 
     id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
-    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, null=True, related_name="audit_entries")
+    tenant = models.ForeignKey(
+        Tenant, on_delete=models.PROTECT, null=True, related_name="audit_entries", db_index=False
+    )
     sequence = models.PositiveBigIntegerField()
     actor = models.CharField(max_length=200)
     action = models.CharField(max_length=80)

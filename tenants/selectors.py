@@ -7,13 +7,8 @@ from tenants.models import ApiKey, Tenant
 from tenants.scoping import tenant_scope
 
 
-def tenant_list() -> Sequence[Tenant]:
-    """Every tenant, by slug. Operators only: row security shows the application role none."""
-    return list(Tenant.unscoped.order_by("slug"))
-
-
 def tenant_by_slug(slug: str) -> Tenant | None:
-    """Operators only, as above."""
+    """Operators only: row security shows the application role none."""
     return Tenant.unscoped.filter(slug=slug).first()
 
 

@@ -55,7 +55,7 @@ class Migration(migrations.Migration):
                 ('amount_micro_usd', models.BigIntegerField()),
                 ('currency', models.CharField(db_default='USD', max_length=3)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('tenant', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='ledger_entries', to='tenants.tenant')),
+                ('tenant', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='ledger_entries', to='tenants.tenant')),
             ],
             options={
                 'verbose_name_plural': 'ledger entries',
@@ -76,7 +76,7 @@ class Migration(migrations.Migration):
                 ('record', models.JSONField()),
                 ('fingerprint', models.BinaryField(max_length=32)),
                 ('recorded_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('tenant', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage_conflicts', to='tenants.tenant')),
+                ('tenant', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='usage_conflicts', to='tenants.tenant')),
             ],
             options={
                 'ordering': ('-recorded_at',),
@@ -110,7 +110,7 @@ class Migration(migrations.Migration):
                 ('cost_micro_usd', models.PositiveBigIntegerField()),
                 ('occurred_at', models.DateTimeField()),
                 ('recorded_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('tenant', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage_events', to='tenants.tenant')),
+                ('tenant', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='usage_events', to='tenants.tenant')),
             ],
             options={
                 'ordering': ('-occurred_at',),

@@ -9,7 +9,8 @@ ADD = ("SELECT", "INSERT")
 READ_WRITE = ("SELECT", "INSERT", "UPDATE")
 
 # Deferred to the commit, when `app.tenant_id` may already name another tenant, or none: row security would then
-# hide the legs and the sum of nothing is zero. So the function looks through the eyes of the entry's own tenant.
+# hide the legs and the sum of nothing is zero. So the function looks through the eyes of the entry's own tenant;
+# and into the named schema, because a temporary table of the same name would be found before it.
 BALANCED = """
 CREATE FUNCTION billing_ledger_balanced() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -19,7 +20,7 @@ DECLARE
 BEGIN
     PERFORM set_config('app.tenant_id', NEW.tenant_id::text, true);
     SELECT count(*), sum(amount_micro_usd) INTO legs, total
-    FROM billing_ledgerentry WHERE txn_id = NEW.txn_id AND tenant_id = NEW.tenant_id;
+    FROM public.billing_ledgerentry WHERE txn_id = NEW.txn_id AND tenant_id = NEW.tenant_id;
     PERFORM set_config('app.tenant_id', before, true);
     IF legs = 0 OR total <> 0 THEN
         RAISE EXCEPTION 'unbalanced ledger transaction %', NEW.txn_id USING ERRCODE = 'check_violation';

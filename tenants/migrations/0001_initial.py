@@ -96,7 +96,7 @@ class Migration(migrations.Migration):
                 ('role', models.CharField(choices=[('owner', 'Owner'), ('developer', 'Developer'), ('billing', 'Billing'), ('viewer', 'Viewer')], max_length=16)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='memberships', to=settings.AUTH_USER_MODEL)),
-                ('tenant', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='members', to='tenants.tenant')),
+                ('tenant', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='members', to='tenants.tenant')),
             ],
             options={
                 'ordering': ('created_at',),
@@ -119,7 +119,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField()),
                 ('prev_hash', models.BinaryField(max_length=32)),
                 ('entry_hash', models.BinaryField(max_length=32)),
-                ('tenant', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='audit_entries', to='tenants.tenant')),
+                ('tenant', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='audit_entries', to='tenants.tenant')),
             ],
             options={
                 'verbose_name_plural': 'audit entries',

@@ -79,6 +79,20 @@ async def test_unbalanced_transaction_is_refused_at_commit(shop: Shop, role: str
             await legs_write(conn, shop.a, legs, end_as=shop.b)
 
 
+async def test_a_temporary_table_of_the_same_name_hides_no_imbalance(shop: Shop, gateway: Connection) -> None:
+    """Given a role that may make temporary tables, as a database's default is."""
+    async with await psycopg.AsyncConnection.connect(shop.database.admin_url, autocommit=True) as admin:
+        await admin.execute(f"GRANT TEMPORARY ON DATABASE {shop.database.name} TO PUBLIC")
+    txn_id = uuid4()
+    await gateway.execute(
+        "CREATE TEMP TABLE billing_ledgerentry (txn_id uuid, tenant_id uuid, amount_micro_usd int)"
+    )
+    await gateway.execute("INSERT INTO billing_ledgerentry VALUES (%s, %s, 0)", (txn_id, shop.a))
+    leg = LEG.replace("billing_ledgerentry", "public.billing_ledgerentry")
+    with pytest.raises(psycopg.errors.CheckViolation, match="unbalanced ledger transaction"):
+        await execute_as(gateway, shop.a, leg, txn_id, request_id(1), shop.a, "x", -100)
+
+
 async def test_balanced_transactions_of_two_tenants_commit_together(
     shop: Shop, gateway: Connection, operator: Connection
 ) -> None:

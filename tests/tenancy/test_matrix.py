@@ -111,6 +111,27 @@ def test_every_table_with_a_tenant_forces_row_security(database: Database) -> No
             assert "app.tenant_id" in quals.get(role_name("gateway"), "app.tenant_id"), table
 
 
+def test_tenants_rows_are_found_by_an_index_and_no_index_repeats_another(database: Database) -> None:
+    with psycopg.connect(database.admin_url) as admin:
+        indexes: dict[str, list[list[str]]] = {}
+        for table, columns in admin.execute(
+            "SELECT indrelid::regclass::text, array(SELECT pg_get_indexdef(indexrelid, n, true) "
+            "|| coalesce((SELECT opcname FROM pg_opclass WHERE oid = indclass[n - 1] AND NOT opcdefault), '')"
+            " FROM generate_series(1, indnkeyatts) AS n) FROM pg_index WHERE indpred IS NULL"
+        ):
+            indexes.setdefault(table, []).append(columns)
+    for model in tenant_models():
+        columns_of = indexes[model._meta.db_table]
+        assert any(columns[0] == tenant_column(model) for columns in columns_of), model
+        repeated = [
+            short
+            for short in columns_of
+            for long in columns_of
+            if len(short) < len(long) and long[: len(short)] == short
+        ]
+        assert repeated == [], model
+
+
 @pytest.fixture
 def tenants(database: Database) -> tuple[UUID, UUID]:
     return tenant_create().id, tenant_create().id
