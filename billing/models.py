@@ -186,6 +186,7 @@ class CollectCursor(models.Model):
     tenancy: ClassVar[Tenancy] = "global"
 
     worker = models.CharField(max_length=200, primary_key=True)
+    journal = models.CharField(max_length=64)
     position = models.PositiveBigIntegerField()
     updated_at = models.DateTimeField(db_default=Now())
 

@@ -9,7 +9,7 @@ crash the same records are asked for again, and storing them again changes nothi
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -35,8 +35,9 @@ WHERE kept.reason = '' AND (EXCLUDED.reason <> '' OR EXCLUDED.output_tokens >= k
 """
 
 _CURSOR_STORE = """
-INSERT INTO billing_collectcursor (worker, position) VALUES (%s, %s)
-ON CONFLICT (worker) DO UPDATE SET position = EXCLUDED.position, updated_at = now()
+INSERT INTO billing_collectcursor (worker, journal, position) VALUES (%s, %s, %s)
+ON CONFLICT (worker) DO UPDATE
+SET journal = EXCLUDED.journal, position = EXCLUDED.position, updated_at = now()
 """
 
 _CONTENT_ERRORS = (psycopg.DataError, psycopg.IntegrityError, ValueError)
@@ -44,23 +45,32 @@ _CONTENT_ERRORS = (psycopg.DataError, psycopg.IntegrityError, ValueError)
 logger = logging.getLogger(__name__)
 
 
-async def cursor_load(conn: psycopg.AsyncConnection[Any], worker: str) -> int:
-    """Where the next collection from this worker starts; 0 when it was never collected from."""
+class Cursor(NamedTuple):
+    """How far a worker's journal was collected; positions of another journal mean nothing."""
+
+    journal: str
+    position: int
+
+
+async def cursor_load(conn: psycopg.AsyncConnection[Any], worker: str) -> Cursor:
+    """Where the next collection from this worker starts; ("", 0) when it was never collected from."""
     async with conn.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute("SELECT position FROM billing_collectcursor WHERE worker = %s", (worker,))
+        await cursor.execute(
+            "SELECT journal, position FROM billing_collectcursor WHERE worker = %s", (worker,)
+        )
         row = await cursor.fetchone()
-    return row[0] if row else 0
+    return Cursor(*row) if row else Cursor("", 0)
 
 
 async def worker_usage_store(
-    conn: psycopg.AsyncConnection[Any], worker: str, checkpoints: Sequence[UsageCheckpoint], position: int
+    conn: psycopg.AsyncConnection[Any], worker: str, checkpoints: Sequence[UsageCheckpoint], reached: Cursor
 ) -> None:
-    """`checkpoints` in journal order, which end at `position`. Needs the operators' role."""
+    """`checkpoints` in journal order, which end at `reached`. Needs the operators' role."""
     # One order for every controller: two that store the same records wait, they never deadlock.
     latest = {(record.request_id, record.attempt): record for record in checkpoints}
     async with conn.transaction():
         await _store(conn, [latest[key] for key in sorted(latest)])
-        await conn.execute(_CURSOR_STORE, (worker, position))
+        await conn.execute(_CURSOR_STORE, (worker, *reached))
 
 
 async def _store(conn: psycopg.AsyncConnection[Any], records: Sequence[UsageCheckpoint]) -> None:

@@ -79,11 +79,9 @@ class UsageJournal:
         )
 
     def collect(self, request: Collect) -> Collected:
-        """Asking for what follows a position acknowledges what lies before it.
-
-        A position past the end belongs to a journal that was deleted: start over with what is here."""
+        """Asking for what follows a position acknowledges what lies before it, in this journal only."""
         journal = self._journal
-        if request.after <= journal.end:
+        if request.journal == journal.id and request.after <= journal.end:
             journal.acknowledge(request.after)
         after = journal.acknowledged
         payloads, position = journal.read(after, min(max(request.limit, 1), MAX_COLLECTED))
@@ -93,7 +91,8 @@ class UsageJournal:
                 records.append(self._decode(payload))
             except msgspec.MsgspecError as error:
                 logger.error("usage journal: skipping a record that is none: %s", error)
-        return Collected(records=records, position=position, more=position < journal.end)
+        more = position < journal.end
+        return Collected(journal=journal.id, records=records, position=position, more=more)
 
     async def close(self) -> None:
         await self._journal.close()

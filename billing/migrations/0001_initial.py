@@ -20,6 +20,7 @@ class Migration(migrations.Migration):
             name='CollectCursor',
             fields=[
                 ('worker', models.CharField(max_length=200, primary_key=True, serialize=False)),
+                ('journal', models.CharField(max_length=64)),
                 ('position', models.PositiveBigIntegerField()),
                 ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],

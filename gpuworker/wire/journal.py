@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import threading
+import uuid
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -37,9 +38,13 @@ class _Entry(NamedTuple):
 
 
 class Journal:
-    """Holds its folder (flock) from `open` to `close`."""
+    """Holds its folder (flock) from `open` to `close`. `id` is the folder's for life: positions mean nothing
+    in another journal."""
 
-    def __init__(self, folder: Path, segments: SegmentFolder, quota_bytes: int, lock_fd: int) -> None:
+    def __init__(
+        self, folder: Path, identity: str, segments: SegmentFolder, quota_bytes: int, lock_fd: int
+    ) -> None:
+        self.id = identity
         self._folder = folder
         self._segments = segments
         self._quota_bytes = quota_bytes
@@ -60,12 +65,13 @@ class Journal:
         lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            identity = _id_load(folder)
             segments = SegmentFolder(folder, segment_bytes)
         except OSError as error:
             os.close(lock_fd)
             cause = "another process has it open" if isinstance(error, BlockingIOError) else str(error)
             raise JournalFailed(f"journal {folder}: {cause}") from error
-        return cls(folder, segments, quota_bytes, lock_fd)
+        return cls(folder, identity, segments, quota_bytes, lock_fd)
 
     async def append(self, payload: bytes) -> int:
         """The record's end position, once it is durable. Raises JournalFull, JournalFailed."""
@@ -205,3 +211,23 @@ def _resolve(results: list[tuple["asyncio.Future[int]", int | Exception]]) -> No
     for loop in {waiter.get_loop() for waiter, _ in results}:
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, [pair for pair in results if pair[0].get_loop() is loop])
+
+
+def _id_load(folder: Path) -> str:
+    """Made once, durable before the first record is."""
+    path = folder / "id"
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        fresh = folder / "id.new"
+        with fresh.open("w") as file:
+            file.write(uuid.uuid4().hex)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        folder_fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(folder_fd)
+        finally:
+            os.close(folder_fd)
+        return path.read_text()

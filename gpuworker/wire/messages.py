@@ -261,15 +261,23 @@ class UsageCheckpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Collect(Message, frozen=True):
-    """Controller to worker: send journal records after this position, at most `limit`."""
+    """Controller to worker: send journal records after this position, at most `limit`.
 
+    What lies before the position is acknowledged, if `journal` is the worker's own (see Collected).
+    """
+
+    journal: str
     after: int
     limit: int = 1000
 
 
 class Collected(Message, frozen=True):
-    """`positions` end where the records end; the controller acknowledges with the next Collect."""
+    """`position` is where the records end; the controller acknowledges with the next Collect.
 
+    `journal` identifies the files: when it is not the one asked for, positions begin anew with these records.
+    """
+
+    journal: str
     records: list[UsageCheckpoint]
     position: int  # pass as the next `after`
     more: bool

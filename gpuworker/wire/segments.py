@@ -33,25 +33,27 @@ class SegmentFolder:
 
     def append(self, data: bytes) -> bool:
         """Write and sync. False when the disk is full: nothing was stored. Any other OSError is final."""
-        start = self._starts[-1]
-        if self.end - start >= self._segment_bytes:
-            start = self.end
-            self.close()
-            self._fd = self._open(start)
-            with self._starts_lock:
-                self._starts.append(start)
         try:
+            if self.end - self._starts[-1] >= self._segment_bytes:
+                self._rotate()
             written = 0
             while written < len(data):
                 written += os.write(self._fd, data[written:])
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            os.ftruncate(self._fd, self.end - start)
+            os.ftruncate(self._fd, self.end - self._starts[-1])
             return False
         os.fsync(self._fd)
         self.end += len(data)
         return True
+
+    def _rotate(self) -> None:
+        fresh, start = self._open(self.end), self.end
+        self.close()
+        self._fd = fresh
+        with self._starts_lock:
+            self._starts.append(start)
 
     def read(self, after: int, limit: int) -> tuple[list[bytes], int]:
         """See `Journal.read`."""

@@ -1,7 +1,8 @@
 """Collects usage checkpoints from every worker's journal into the database.
 
-The cursor belongs to the worker's id, not to its incarnation: the journal outlives the process. A record is
-acknowledged to the worker (which then may delete it) only by a Collect after the transaction that stored it.
+The cursor belongs to the worker's id, not to its incarnation: the journal outlives the process. It names the
+journal too, so that a replaced one is collected from its beginning. A record is acknowledged to the worker
+(which then may delete it) only by a Collect after the transaction that stored it.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from billing.worker_usage import cursor_load, worker_usage_store
+from billing.worker_usage import Cursor, cursor_load, worker_usage_store
 from gpuworker.wire.messages import Collect, Collected, WorkerView
 from modelsvc.controller.backoff import Backoff
 from modelsvc.controller.peer import Peer, PeerLost, peer_open
@@ -73,23 +74,22 @@ class UsageCollector:
     async def _collect_once(self, peer: Peer, worker: str) -> bool:
         """Whether the journal holds more. The cursor is read each time: another controller may move it."""
         async with self._pool.connection() as conn:
-            after = await cursor_load(conn, worker)
-        answer = await _ask(peer, after)
-        position = answer.position
-        if position < after:
-            logger.error(
-                "%s: journal ends at %d, before the cursor %d: starting over", worker, position, after
-            )
-            position = 0
-        elif position == after:
+            cursor = await cursor_load(conn, worker)
+        answer = await _ask(peer, cursor)
+        reached = Cursor(answer.journal, answer.position)
+        if reached == cursor:
             return False
+        if cursor.journal and reached.journal != cursor.journal:
+            logger.error(
+                "%s has a new journal; what its old one held after %d is lost", worker, cursor.position
+            )
         async with self._pool.connection() as conn:
-            await worker_usage_store(conn, worker, answer.records, position)
-        return answer.more or position == 0
+            await worker_usage_store(conn, worker, answer.records, reached)
+        return answer.more
 
 
-async def _ask(peer: Peer, after: int) -> Collected:
-    peer.send(Collect(after=after, limit=BATCH_RECORDS))
+async def _ask(peer: Peer, cursor: Cursor) -> Collected:
+    peer.send(Collect(journal=cursor.journal, after=cursor.position, limit=BATCH_RECORDS))
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             answer = await peer.receive()

@@ -118,17 +118,18 @@ class ScriptedWorker(Listener):
 
     def __init__(self, path: Path, name: str = "worker-0") -> None:
         super().__init__(path, name)
+        self.journal_id = "journal-1"
         self.journal: list[UsageCheckpoint] = []
         self.asked: list[int] = []
 
     def received(self, connection: Connection, message: AnyMessage) -> None:
         assert isinstance(message, Collect)
         self.asked.append(message.after)
-        first = min(message.after // 10, len(self.journal))
+        first = min(message.after // 10, len(self.journal)) if message.journal == self.journal_id else 0
         last = min(first + message.limit, len(self.journal))
         records = self.journal[first:last]
         more = last < len(self.journal)
-        connection.send(Collected(records=records, position=last * 10, more=more))
+        connection.send(Collected(journal=self.journal_id, records=records, position=last * 10, more=more))
 
     async def collected(self, controllers: int = 1) -> None:
         """Everything in the journal is stored: a controller asked for what follows it."""

@@ -43,9 +43,11 @@ async def test_a_replaced_journal_is_read_from_its_start(stage: Stage, operator:
     async with stage.controller():
         await stage.pass_time(1, ["gone"])
         await stage.worker.collected()
-        stage.worker.journal = [stage.checkpoint(9, 5, reason="stop")]  # a new disk
+        # A new disk, already longer than what the old one was collected up to
+        stage.worker.journal_id = "journal-2"
+        stage.worker.journal = [stage.checkpoint(number, 5, reason="stop") for number in (6, 7, 8, 9)]
         await stage.worker.collected()
-    assert await rows(operator, "SELECT count(*) FROM billing_workerusage") == [(4,)]
+    assert await rows(operator, "SELECT count(*) FROM billing_workerusage") == [(7,)]
 
 
 @pytest.mark.parametrize(

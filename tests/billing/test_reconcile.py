@@ -12,7 +12,7 @@ from billing.ledger import usage_record
 from billing.models import Price
 from billing.services import PriceBackdated
 from billing.tasks import ledger_verify
-from billing.worker_usage import cursor_load, worker_usage_store
+from billing.worker_usage import Cursor, cursor_load, worker_usage_store
 from gpuworker.wire.messages import UsageCheckpoint
 from tenants.models import AuditEntry
 from tenants.scoping import operator_scope, tenant_scope
@@ -42,8 +42,8 @@ def checkpoint(shop: Shop, number: int, output_tokens: int, reason: str = "stop"
 def store(shop: Shop, *checkpoints: UsageCheckpoint, position: int = 1) -> None:
     async def run() -> None:
         async with await psycopg.AsyncConnection.connect(shop.database.operator_url, autocommit=True) as conn:
-            await worker_usage_store(conn, "worker-0", checkpoints, position)
-            assert await cursor_load(conn, "worker-0") == position
+            await worker_usage_store(conn, "worker-0", checkpoints, Cursor("journal-1", position))
+            assert await cursor_load(conn, "worker-0") == Cursor("journal-1", position)
 
     asyncio.run(run())
 

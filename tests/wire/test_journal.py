@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -191,6 +192,27 @@ async def test_full_disk_refuses_and_recovers(tmp_path: Path, monkeypatch: pytes
     assert journal.read(0, 10)[0] == [b"kept", b"later"]
     await journal.close()
     assert await contents(tmp_path) == [b"kept", b"later"]
+
+
+async def test_a_disk_too_full_for_the_next_segment_refuses_and_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.open(tmp_path, segment_bytes=10)
+    await journal.append(b"fills the first segment")
+    real_open = os.open
+
+    def no_new_file(path: Any, flags: int, *rest: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_open(path, flags, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", no_new_file)
+        with pytest.raises(JournalFull, match="disk full"):
+            await journal.append(b"too much")
+    await journal.append(b"later")
+    await journal.close()
+    assert await contents(tmp_path) == [b"fills the first segment", b"later"]
 
 
 async def test_failed_fsync_fails_everybody_and_is_never_retried(

@@ -168,7 +168,9 @@ class GatewayEnd(Waiter):
         await self.until(lambda: set(sids) <= self.ends.keys())
 
 
-async def usage_collect(address: str, after: int = 0, limit: int = 1000) -> Collected:
+async def usage_collect(
+    address: str, after: int = 0, limit: int = 1000, journal: str | None = None
+) -> Collected:
     """What a controller gets for one Collect."""
     answers: asyncio.Queue[AnyMessage] = asyncio.Queue()
     closed = asyncio.Event()
@@ -178,7 +180,12 @@ async def usage_collect(address: str, after: int = 0, limit: int = 1000) -> Coll
     async with asyncio.timeout(TIMEOUT_S):
         connection.send(hello_make("controller", new_incarnation()))
         assert isinstance(await answers.get(), Welcome)
-        connection.send(Collect(after=after, limit=limit))
+        if journal is None:  # a controller learns it from the first answer
+            connection.send(Collect(journal="", after=0, limit=1))
+            first = await answers.get()
+            assert isinstance(first, Collected)
+            journal = first.journal
+        connection.send(Collect(journal=journal, after=after, limit=limit))
         collected = await answers.get()
     connection.close()
     await closed.wait()
