@@ -103,6 +103,7 @@ def test_expired_requests_end_before_they_reach_a_replica(scene: Scene) -> None:
     scene.submit(1, deadline_ms=1_000)
     scene.submit(2, deadline_ms=60_000)
     scene.silent_for(1_500)
+    assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(1, "deadline_exceeded")]
     worker = scene.worker()
     assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(1, "deadline_exceeded")]
     assert [run.submit.sid for run in worker.of(Run)] == [2]
@@ -132,6 +133,7 @@ def test_a_worker_that_drains_gets_nothing_more(scene: Scene) -> None:
     draining = scene.worker("old")
     scene.submit(1)
     scene.dispatcher.refused("old", Refused(row=RowKey("g", 1), code="draining", message=""), scene.now)
+    scene.now += REFUSAL_PAUSE_MS
     scene.dispatcher.report("old", report(2), scene.now)
     assert len(draining.of(Run)) == 1
     assert [run.submit.sid for run in scene.worker("new").of(Run)] == [1]

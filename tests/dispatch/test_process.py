@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gpuworker.wire.connection import Connection, connect
 from gpuworker.wire.messages import (
     AnyMessage,
+    Capacity,
     Ended,
     FleetState,
     Heartbeat,
@@ -60,7 +61,13 @@ class Peer:
 
 
 @pytest.fixture
-async def address(tmp_path: Path) -> AsyncIterator[str]:
+def address(tmp_path: Path, dispatcher: asyncio.subprocess.Process) -> str:
+    """Of a dispatcher that listens."""
+    return f"unix:{tmp_path}/d.sock"
+
+
+@pytest.fixture
+async def dispatcher(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     listening = f"unix:{tmp_path}/d.sock"
     environment = {**os.environ, "SLUICE_WIRE_SECRET": "s", "SLUICE_DISPATCH": listening}
     process = await asyncio.create_subprocess_exec(
@@ -70,7 +77,7 @@ async def address(tmp_path: Path) -> AsyncIterator[str]:
     async with asyncio.timeout(20):
         while b"listening" not in await process.stderr.readline():
             pass
-    yield listening
+    yield process
     process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(5):
         await process.stderr.read()
@@ -138,6 +145,48 @@ async def test_a_silent_worker_is_declared_dead_within_two_seconds(address: str)
     worker.send(report(1))
     await gateway.expect(WorkerUp)
     await gateway.expect(WorkerDown, timeout_s=2.5)
+
+
+async def test_a_dispatcher_that_was_stopped_does_not_blame_its_workers(
+    address: str, dispatcher: asyncio.subprocess.Process
+) -> None:
+    gateway = await Peer().dial(address, hello("gateway", "gateway-0", "g"))
+    worker = await Peer().dial(address, hello("worker", "worker-0", "w"))
+    worker.send(report(1))
+    await gateway.expect(WorkerUp)
+    gateway.send(submit(1))
+    await gateway.expect(Placed)
+    dispatcher.send_signal(signal.SIGSTOP)
+    for seq in range(10):
+        await asyncio.sleep(0.2)
+        worker.send(report(seq + 2, prefilled=[RowKey("g", 1)]))
+    dispatcher.send_signal(signal.SIGCONT)
+    gateway.send(submit(2))
+    while (answer := await gateway.inbox.get()) != Placed(sid=2, worker="w", queue_ms=0):
+        assert not isinstance(answer, WorkerDown | None)
+
+
+async def test_a_peer_that_was_declared_dead_is_told_by_its_connection(address: str) -> None:
+    worker = await Peer().dial(address, hello("worker", "worker-0", "w"))
+    await worker.expect(Welcome)
+    await worker.expect(None, timeout_s=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"capacity": Capacity(blocks=8, block_size=0, max_tokens=8, max_rows=8)}, "bad_role"),
+        ({"incarnation": ""}, "bad_role"),
+        ({"incarnation": "w2"}, "duplicate_id"),
+    ],
+)
+async def test_a_worker_that_cannot_be_is_refused(address: str, change: dict[str, object], code: str) -> None:
+    first = await Peer().dial(address, hello("worker", "worker-0", "w"))
+    await first.expect(Welcome)
+    second = await Peer().dial(address, replace(hello("worker", "worker-0", "w"), **change))
+    refusal = await second.expect(Refusal)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == code
 
 
 async def test_a_worker_that_sends_what_only_gateways_send_is_closed(address: str) -> None:

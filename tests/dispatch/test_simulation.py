@@ -61,18 +61,19 @@ def tables_check(world: World) -> None:
 seeds = st.integers(0, 2**32)
 
 
-@settings(fixed, max_examples=60)
-@given(seed=seeds, operations=st.lists(st.sampled_from(WORKERS), max_size=60))
+@settings(fixed, max_examples=120)
+@given(seed=seeds, operations=st.lists(st.sampled_from(WORKERS), min_size=5, max_size=60))
 def test_with_workers_that_come_and_go_every_request_ends_exactly_once(
     seed: int, operations: list[str]
 ) -> None:
     world = live(seed, operations)
     endings_check(world)
+    assert {world.joins[incarnation] for incarnation in world.gateways} == {1}, "a gateway was disconnected"
     tables_check(world)
 
 
-@settings(fixed, max_examples=100)
-@given(seed=seeds, operations=st.lists(st.sampled_from(EVERYTHING), max_size=60))
+@settings(fixed, max_examples=200)
+@given(seed=seeds, operations=st.lists(st.sampled_from(EVERYTHING), min_size=5, max_size=60))
 def test_whatever_breaks_every_request_ends_and_nothing_is_left(seed: int, operations: list[str]) -> None:
     world = live(seed, operations)
     endings_check(world)

@@ -1,0 +1,155 @@
+"""`make mutate SUITE=dispatch`: is every rule of the dispatcher held by a test?"""
+
+import sys
+
+from bench.mutate.mutation import Mutation, Suite, suite_run
+
+DISPATCHER = "platform/dispatch/dispatcher.py"
+FLEET = "platform/dispatch/fleet.py"
+BACKLOG = "platform/dispatch/backlog.py"
+QUEUES = "platform/dispatch/queues.py"
+SERVER = "platform/dispatch/server.py"
+PLACEMENT = "platform/policy/placement.py"
+
+MUTATIONS = [
+    Mutation("other weights", DISPATCHER, "if w.hello.digest == digest]", "]"),
+    Mutation(
+        "no arrival order",
+        QUEUES,
+        "request.arrived_ms, request.sequence,",
+        "request.arrived_ms, -request.sequence,",
+    ),
+    Mutation("resubmitted goes last", DISPATCHER, "klass, now_ms - waited_ms,", "klass, now_ms,"),
+    Mutation("batch first", QUEUES, "CLASSES = (INTERACTIVE, BATCH)", "CLASSES = (BATCH, INTERACTIVE)"),
+    Mutation("batch overtakes", DISPATCHER, "return  # strict order", "break  # strict order"),
+    Mutation("no prefill window", PLACEMENT, "< PREFILL_WINDOW_TOKENS", "< 10**9"),
+    Mutation("pending never falls", FLEET, "-= request.prompt_tokens", "-= 0"),
+    Mutation("placed blocks not counted", FLEET, "free_blocks - self._unprefilled_blocks", "free_blocks"),
+    Mutation("row limit ignored", PLACEMENT, "replica.rows < replica.max_rows", "True"),
+    Mutation("idle replica must have room", PLACEMENT, "idle = replica.rows == 0", "idle = False"),
+    Mutation(
+        "unservable prompt waits", DISPATCHER, "if not any(is_servable", "if False and not any(is_servable"
+    ),
+    Mutation(
+        "suspect cannot serve", DISPATCHER, "for w in holders):", "for w in holders if w.may_take(now_ms)):"
+    ),
+    Mutation(
+        "suspect gets requests",
+        FLEET,
+        "not self.draining and not self.is_suspect(now_ms)",
+        "not self.draining",
+    ),
+    Mutation("draining gets requests", FLEET, "return not self.draining and", "return"),
+    Mutation("full is asked at once", FLEET, "and now_ms >= self.paused_until_ms", ""),
+    Mutation("expired request runs", DISPATCHER, "if request.deadline_ms <= now_ms:", "if False:"),
+    Mutation("expired request stays", BACKLOG, "if r.deadline_ms <= now_ms", "if False"),
+    Mutation(
+        "whole deadline again", DISPATCHER, "deadline_ms=left_ms)", "deadline_ms=request.submit.deadline_ms)"
+    ),
+    Mutation("no queue bound", DISPATCHER, ">= self._limits.queue_depth", ">= 10**9"),
+    Mutation("nobody serves: waits", BACKLOG, "if unserved_ms >= grace_ms:", "if False:"),
+    Mutation(
+        "cancel leaves the queue",
+        DISPATCHER,
+        "            self._backlog.remove(request)\n            self._end(request, cancel.reason",
+        "            self._end(request, cancel.reason",
+    ),
+    Mutation(
+        "cancel not sent on",
+        DISPATCHER,
+        "worker.peer.send(CancelRow(row=request.row,",
+        "(CancelRow(row=request.row,",
+    ),
+    Mutation("refusal forgets cancel", DISPATCHER, "if request.cancel_reason:", "if False:"),
+    Mutation("refused is dropped", DISPATCHER, "self._backlog.push(request)", "pass"),
+    Mutation(
+        "refused stays placed",
+        DISPATCHER,
+        'request.worker, request.prefilled = "", False',
+        "request.prefilled = False",
+    ),
+    Mutation(
+        "submitted twice runs twice",
+        DISPATCHER,
+        "if known := gateway.rows.get(row):",
+        "if (known := gateway.rows.get(row)) and False:",
+    ),
+    Mutation("second answer withheld", DISPATCHER, "if known.worker:  #", "if False:  #"),
+    Mutation("ended row stays placed", DISPATCHER, "for row in report.ended:", "for row in []:"),
+    Mutation("gateway keeps ended rows", FLEET, "del self.rows[request.row]", "pass"),
+    Mutation(
+        "gateway loses other's row",
+        FLEET,
+        "if self.rows.get(request.row) is request:",
+        "if request.row in self.rows:",
+    ),
+    Mutation(
+        "lost worker keeps rows",
+        DISPATCHER,
+        "                gateway.release(request)\n        for gateway",
+        "                pass\n        for gateway",
+    ),
+    Mutation("lost worker untold", DISPATCHER, "gateway.peer.send(WorkerDown(", "(WorkerDown("),
+    Mutation("silent worker lives", FLEET, "> DEAD_MS", "> 10**9"),
+    Mutation("silent worker stays connected", DISPATCHER, "worker.peer.abort(cause)", "pass"),
+    Mutation("own absence is silence", DISPATCHER, "if absent_ms <= 0:", "if True:"),
+    Mutation("own absence spends grace", DISPATCHER, "gateway.lost_ms += absent_ms", "pass"),
+    Mutation(
+        "lost gateway kept",
+        DISPATCHER,
+        "elif now_ms - gateway.lost_ms > self",
+        "elif now_ms - gateway.lost_ms > 10**9 + self",
+    ),
+    Mutation("no time to return", DISPATCHER, "> self._limits.gateway_grace_ms", "> -1"),
+    Mutation("silent gateway kept", DISPATCHER, "> self._limits.gateway_silence_ms", "> 10**9"),
+    Mutation("forgotten gateway connected", DISPATCHER, 'gateway.peer.abort("silent for too long")', "pass"),
+    Mutation(
+        "forgotten gateway's queue",
+        DISPATCHER,
+        "        for request in gateway.rows.values():\n            self._backlog.remove(request)\n",
+        "",
+    ),
+    Mutation("workers not told", DISPATCHER, "worker.peer.send(GatewayGone(", "(GatewayGone("),
+    Mutation("running rows not believed", DISPATCHER, "if now_ms > trusted_until_ms or", "if True or"),
+    Mutation("lost rows believed", DISPATCHER, "if now_ms > trusted_until_ms or (", "if ("),
+    Mutation("row believed in two places", DISPATCHER, "or (known and known.worker)", ""),
+    Mutation(
+        "row believed stays queued",
+        DISPATCHER,
+        "            self._backlog.remove(known)\n",
+        "            pass\n",
+    ),
+    Mutation("absent gateway never given up", DISPATCHER, "lost_ms=trusted_until_ms)", "lost_ms=1e12)"),
+    Mutation(
+        "closing connection eats requests",
+        DISPATCHER,
+        "if not worker.peer.send(run):",
+        "if worker.peer.send(run) is None:",
+    ),
+    Mutation("twin takes over", DISPATCHER, "if is_other and not other.is_silent(now_ms):", "if False:"),
+    Mutation(
+        "absurd ages",
+        DISPATCHER,
+        "min(max(submit.waited_ms, 0), self._limits.max_wait_ms)",
+        "submit.waited_ms",
+    ),
+    Mutation("versions pile up", BACKLOG, "self._forget(digest)", "pass"),
+    Mutation("old connection wins", SERVER, "                del self._peers[other]\n", ""),
+    Mutation(
+        "closed peer stays",
+        SERVER,
+        "peer = self._peers.pop(connection, None)\n        if",
+        "peer = self._peers.get(connection)\n        if",
+    ),
+    Mutation("stranger stays", SERVER, "self._strangers.pop(connection, None)\n        for", "for"),
+]
+
+SUITE = Suite(
+    name="dispatch",
+    folders=["gpuworker", "platform/config", "platform/dispatch", "platform/policy", "tests/dispatch"],
+    tests=[f"tests/dispatch/test_{name}.py" for name in ("dispatcher", "recovery", "simulation")],
+    mutations=MUTATIONS,
+)
+
+if __name__ == "__main__":
+    sys.exit(suite_run(SUITE))

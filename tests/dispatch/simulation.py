@@ -1,0 +1,260 @@
+"""A fleet around the production dispatcher and its server, and the rules that must hold at every moment."""
+
+import itertools
+from collections import Counter
+from functools import partial
+from typing import TypeVar, cast
+
+from dispatch.backlog import FORGET_MS
+from dispatch.limits import Limits
+from dispatch.server import DispatchServer
+from gpuworker.wire.connection import Connection
+from gpuworker.wire.messages import (
+    HEARTBEAT_MS,
+    AnyMessage,
+    Ended,
+    Placed,
+    Refused,
+    RowKey,
+    Run,
+    Submit,
+    WorkerDown,
+)
+from tests.dispatch.client_node import Client
+from tests.dispatch.gateway_node import Gateway
+from tests.dispatch.network import Clock, End, Node
+from tests.dispatch.worker_node import BLOCKS, Worker
+
+DIGESTS = ("d1", "d2")
+QUEUE_DEPTH = 12
+
+Some = TypeVar("Some", Worker, Gateway)
+
+
+class DispatcherEnd(End):
+    """What the dispatcher sends is shown to its node first."""
+
+    def send(self, message: AnyMessage) -> bool:
+        if self.is_open:
+            cast(DispatcherNode, self.owner).sends(self, message)
+        return super().send(message)
+
+
+class DispatcherNode(Node):
+    """The production server on simulated connections, and an own account of who must come next."""
+
+    def __init__(self, clock: Clock, world: "World") -> None:
+        super().__init__(clock)
+        self._world = world
+        self.server = DispatchServer("s", Limits(queue_depth=QUEUE_DEPTH), lambda: clock.now)
+        self.core = self.server._dispatcher
+        self.ends: set[End] = set()
+        self._waiting: dict[RowKey, tuple[str, str, float, int]] = {}  # digest, class, arrival, number
+        self._running: dict[RowKey, tuple[str, str, float, int]] = {}
+        self._numbers = itertools.count()
+        self.every(lambda: HEARTBEAT_MS, self.server.beat)
+
+    def opened(self, end: End) -> None:
+        self.ends.add(end)
+        self.server.peer_opened(cast(Connection, end))
+
+    def said(self, end: End, message: AnyMessage) -> None:
+        peer = self.server._peers.get(cast(Connection, end))
+        if peer is not None and isinstance(message, Submit):
+            row = RowKey(peer.incarnation, message.sid)
+            if row not in self.core._gateways[peer.incarnation].rows:
+                arrival = self.clock.now - message.waited_ms
+                self._waiting[row] = (message.digest, message.klass, arrival, next(self._numbers))
+                self._running.pop(row, None)
+        elif isinstance(message, Refused) and message.row in self._running and message.code != "unservable":
+            self._waiting[message.row] = self._running.pop(message.row)
+        self.server.peer_said(cast(Connection, end), message)
+        incarnations = [peer.incarnation for peer in self.server._peers.values()]
+        assert len(set(incarnations)) == len(incarnations), "two connections of one process"
+
+    def closed(self, end: End) -> None:
+        self.ends.discard(end)
+        self.server.peer_closed(cast(Connection, end), "closed by peer")
+
+    def sends(self, end: End, message: AnyMessage) -> None:
+        match message:
+            case Run(gateway=gateway, submit=request):
+                self._judge(RowKey(gateway, request.sid))
+            case Placed(sid=sid) | Ended(sid=sid):
+                peer = self.server._peers[cast(Connection, end)]
+                self._waiting.pop(RowKey(peer.incarnation, sid), None)
+            case WorkerDown(incarnation=incarnation, cause="silent for too long"):
+                was_frozen = self._world.workers[incarnation].frozen_ms > 1_000
+                assert was_frozen or "cut" in self._world.faults, "it was not silent"
+
+    def _judge(self, row: RowKey) -> None:
+        """Only the oldest request of its class runs next, and batch only when nobody interactive waits."""
+        digest, klass, *age = self._waiting[row]
+        for other, (other_digest, other_klass, *other_age) in self._waiting.items():
+            if other_digest == digest and self._is_known(other):
+                assert other_klass != "interactive" or klass != "batch", f"{row} overtook interactive {other}"
+                assert other_klass != klass or age <= other_age, f"{row} overtook {other}"
+        self._running[row] = self._waiting.pop(row)
+
+    def _is_known(self, row: RowKey) -> bool:
+        """Whether it still waits: its end may have been said to a connection that was gone."""
+        gateway = self.core._gateways.get(row.gateway)
+        return gateway is not None and row in gateway.rows
+
+
+class World:
+    """Operations of a test are its public methods; `faults` names those that happened."""
+
+    def __init__(self, seed: int) -> None:
+        self.clock = Clock(seed)
+        self.random = self.clock.random
+        self.faults: set[str] = set()
+        self.refusal_rate = self.random.choice([0.0, 0.0, 0.1, 0.4])
+        self.workers: dict[str, Worker] = {}
+        self.gateways: dict[str, Gateway] = {}
+        self.joins: Counter[str] = Counter()
+        self._sids = itertools.count(1)
+        self._incarnations = itertools.count(1)
+        self.dispatcher = DispatcherNode(self.clock, self)
+        for number in range(2):
+            self._gateway_start(f"gateway-{number}")
+        self.clock.run(100)
+
+    # -- what nodes ask -----------------------------------------------------------------------------------
+
+    def dial(self, node: Client) -> End | None:
+        if not self.dispatcher.alive:
+            return None
+        here, there = End(self.clock, node), DispatcherEnd(self.clock, self.dispatcher)
+        here.other, there.other = there, here
+        self.dispatcher.post(lambda: self.dispatcher.opened(there))
+        self.joins[node.incarnation] += 1
+        return here
+
+    def worker(self, incarnation: str) -> Worker | None:
+        worker = self.workers.get(incarnation)
+        return worker if worker is not None and worker.alive else None
+
+    def gateway(self, incarnation: str) -> Gateway | None:
+        gateway = self.gateways.get(incarnation)
+        return gateway if gateway is not None and gateway.alive else None
+
+    def accepted(self, worker: Worker, run: Run) -> None:
+        assert run.submit.digest == worker.digest, "placed on other weights"
+        if self.joins[worker.incarnation] == 1 and len(worker.rows) > 1:
+            assert sum(row.blocks for row in worker.rows.values()) <= BLOCKS, "more KV than the worker has"
+
+    # -- operations ---------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        gateway = self.random.choice(self._alive(self.gateways))
+        if not gateway.is_frozen:
+            prompt, digest = self.random.randint(1, 400), self.random.choice(DIGESTS)
+            klass = self.random.choice(["interactive", "batch"])
+            deadline_ms = self.random.choice([500, 10_000, 30_000])
+            gateway.request(next(self._sids), prompt, digest, klass, deadline_ms)
+
+    def burst(self) -> None:
+        for _ in range(8):
+            self.submit()
+
+    def cancel(self) -> None:
+        gateway = self.random.choice(self._alive(self.gateways))
+        if gateway.streams and not gateway.is_frozen:
+            gateway.cancel(self.random.choice(list(gateway.streams)), "cancelled")
+
+    def time(self) -> None:
+        self.clock.run(self.random.choice([5, 50, 400, 1_500]))
+
+    def worker_start(self, digest: str = "") -> None:
+        names = {f"worker-{n}" for n in range(3)} - {w.name for w in self._alive(self.workers)}
+        if names:
+            incarnation, digest = f"w{next(self._incarnations)}", digest or self.random.choice(DIGESTS)
+            self.workers[incarnation] = Worker(
+                self.clock, self, min(names), incarnation, digest, self.refusal_rate
+            )
+
+    def worker_kill(self) -> None:
+        if alive := self._alive(self.workers):
+            self._kill(worker := self.random.choice(alive))
+            for gateway in self._alive(self.gateways):
+                gateway.post(partial(gateway.worker_gone, worker.incarnation, tell=True))
+
+    def worker_freeze(self) -> None:
+        if alive := self._alive(self.workers):
+            self.random.choice(alive).freeze(self.random.choice([300, 1_300, 4_000]))
+
+    def worker_drain(self) -> None:
+        if alive := self._alive(self.workers):
+            self.random.choice(alive).is_draining = True
+
+    def gateway_restart(self) -> None:
+        self.faults.add("gateway")
+        self._kill(gateway := self.random.choice(self._alive(self.gateways)))
+        self._gateway_start(gateway.name)
+        for worker in self._alive(self.workers):
+            lost = partial(worker.gateway_gone, gateway.incarnation)
+            self.clock.after(2_000, partial(worker.post, lost))
+
+    def gateway_freeze(self) -> None:
+        self.faults.add("gateway")
+        self.random.choice(self._alive(self.gateways)).freeze(self.random.choice([300, 3_000, 9_000]))
+
+    def cut(self) -> None:
+        """A connection to the dispatcher breaks; both processes live on."""
+        self.faults.add("cut")
+        if joined := [c for c in (*self._alive(self.gateways), *self._alive(self.workers)) if c.link]:
+            end = self.random.choice(joined).link
+            assert end is not None
+            end.abort("cut")
+
+    def dispatcher_freeze(self) -> None:
+        """Not twice in a row: past five seconds its peers give it up, as `cut` and restarts show."""
+        if self.clock.now - self.dispatcher.thaws_at > 2_000:
+            self.dispatcher.freeze(self.random.choice([300, 1_700, 4_000]))
+
+    def dispatcher_restart(self) -> None:
+        self.faults.add("dispatcher")
+        self.dispatcher.alive = False
+        for end in list(self.dispatcher.ends):
+            end.abort("killed")
+        self.clock.run(self.random.choice([10, 300, 2_500]))
+        self.dispatcher = DispatcherNode(self.clock, self)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """A worker for each model, nobody refuses, and time enough for everything."""
+        self.refusal_rate = 0.0
+        self.clock.run(5_000)
+        for worker in self._alive(self.workers):
+            self._kill(worker)
+            for gateway in self._alive(self.gateways):
+                gateway.worker_gone(worker.incarnation)
+        for digest in DIGESTS:
+            self.worker_start(digest)
+        for _ in range(60):
+            self.clock.run(1_000)
+            if all(stream.settled for g in self._alive(self.gateways) for stream in g.streams.values()):
+                break
+        self.clock.run(2_000)
+
+    def depart(self) -> None:
+        """Everybody leaves, for good."""
+        for node in (*self._alive(self.gateways), *self._alive(self.workers)):
+            self._kill(node)
+        self.clock.run(12_000)
+        self.clock.now += FORGET_MS
+        self.clock.run(1_000)
+
+    def _alive(self, nodes: dict[str, Some]) -> list[Some]:
+        return [node for node in nodes.values() if node.alive]
+
+    def _gateway_start(self, name: str) -> None:
+        incarnation = f"g{next(self._incarnations)}"
+        self.gateways[incarnation] = Gateway(self.clock, self, name, incarnation)
+
+    def _kill(self, node: Client) -> None:
+        node.alive = False
+        if node.link is not None:
+            node.link.close()

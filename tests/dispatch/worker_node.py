@@ -1,0 +1,144 @@
+"""A simulated worker, as its process behaves towards dispatcher and gateways."""
+
+from dataclasses import dataclass
+
+from gpuworker.wire.messages import AnyMessage, CancelRow, GatewayGone, Refused, Report, RowKey, Run
+from tests.dispatch.client_node import Client, Fleet
+from tests.dispatch.network import Clock
+from tests.dispatch.peers import hello, report
+
+BLOCKS, MAX_ROWS, MAX_TOKENS = 24, 4, 384
+
+
+@dataclass
+class Row:
+    blocks: int
+    prompt: int
+    left: int  # steps
+    computed: int = 0
+    holds: bool = False
+
+
+class Worker(Client):
+    """Admits rows in order while they fit, prefills and decodes; reports and sends frames each step."""
+
+    def __init__(
+        self, clock: Clock, fleet: Fleet, name: str, incarnation: str, digest: str, refusal_rate: float
+    ) -> None:
+        self.digest = digest
+        self.rows: dict[RowKey, Row] = {}
+        self._prefilled: list[RowKey] = []
+        self._ended: list[RowKey] = []
+        self._seq = 0
+        self._refusal_rate = refusal_rate
+        self.is_draining = False
+        super().__init__(clock, fleet, name, incarnation)
+        self._is_stepping = False
+
+    @property
+    def held_blocks(self) -> int:
+        return sum(row.blocks for row in self.rows.values() if row.holds)
+
+    def greeting(self) -> AnyMessage:
+        self._prefilled, self._ended = [r for r, row in self.rows.items() if row.computed >= row.prompt], []
+        return hello(
+            "worker",
+            self.name,
+            self.incarnation,
+            digest=self.digest,
+            blocks=BLOCKS,
+            max_rows=MAX_ROWS,
+            max_tokens=MAX_TOKENS,
+            running=list(self.rows),
+        )
+
+    def joined(self) -> None:
+        self.beat()
+
+    def beat(self) -> None:
+        if self.is_joined:
+            self._seq += 1
+            pending = sum(row.prompt - row.computed for row in self.rows.values())
+            prefilled, self._prefilled = self._prefilled, []
+            ended, self._ended = self._ended, []
+            self.send(self._report(pending, prefilled, ended))
+
+    def _report(self, pending: int, prefilled: list[RowKey], ended: list[RowKey]) -> Report:
+        free = BLOCKS - self.held_blocks
+        return report(self._seq, free_blocks=free, pending=pending, prefilled=prefilled, ended=ended)
+
+    def told(self, message: AnyMessage) -> None:
+        match message:
+            case Run():
+                self._run(message)
+            case CancelRow(row=row, reason=reason):
+                self.cancel(row, reason)
+            case GatewayGone(gateway=gateway):
+                self.gateway_gone(gateway)
+
+    def _run(self, run: Run) -> None:
+        row = RowKey(run.gateway, run.submit.sid)
+        if row in self.rows:
+            return
+        code = ""
+        if self.is_draining:
+            code = "draining"
+        elif len(self.rows) >= MAX_ROWS or self.clock.random.random() < self._refusal_rate:
+            code = "capacity"
+        elif self.clock.random.random() < self._refusal_rate / 4:
+            code = "unservable"
+        if code:
+            self.send(Refused(row=row, code=code, message=""))
+            return
+        prompt = len(run.submit.prompt) // 4
+        self.rows[row] = Row(-(-(prompt + 1) // 16), prompt, self.clock.random.randint(1, 60))
+        self.fleet.accepted(self, run)
+        self._step_soon()
+
+    def cancel(self, row: RowKey, reason: str) -> None:
+        if row in self.rows:
+            self._end(row, reason)
+
+    def gateway_gone(self, incarnation: str) -> None:
+        for row in [row for row in self.rows if row.gateway == incarnation]:
+            self._end(row, "gateway_lost")
+
+    def _end(self, row: RowKey, reason: str) -> None:
+        del self.rows[row]
+        self._ended.append(row)
+        self._frame(row, reason)
+
+    def _frame(self, row: RowKey, end: str) -> None:
+        """Straight to the gateway, past the dispatcher."""
+        if gateway := self.fleet.gateway(row.gateway):
+            delay_ms = self.clock.random.uniform(0.1, 20)
+            self.clock.after(delay_ms, lambda: gateway.post(lambda: gateway.framed(self, row.sid, end)))
+
+    def _step_soon(self) -> None:
+        if self.rows and not self._is_stepping:
+            self._is_stepping = True
+            delay_ms = self.clock.random.uniform(10, 80)
+            self.clock.after(delay_ms, lambda: self.post(self._step, is_timer=True))
+
+    def _step(self) -> None:
+        self._is_stepping = False
+        budget = 256
+        for row, state in list(self.rows.items()):
+            if not state.holds:
+                if self.held_blocks + state.blocks > BLOCKS:
+                    break
+                state.holds = True
+            if state.computed < state.prompt:
+                taken = min(budget, state.prompt - state.computed)
+                state.computed += taken
+                budget -= taken
+                if taken and state.computed == state.prompt:
+                    self._prefilled.append(row)
+                    self._frame(row, "")
+                continue
+            state.left -= 1
+            if state.left <= 0:
+                self._end(row, "length")
+        if self._prefilled or self._ended:
+            self.beat()
+        self._step_soon()
