@@ -81,17 +81,21 @@ class Upstream:
         self.streams.pop(stream.sid, None)
 
     def _ready(self) -> None:
-        """A dispatcher that was away, or is new, is told what waits for it."""
+        """A dispatcher that was away, or is new, is told what waits for it.
+
+        A stream that was placed but never heard from is submitted too: the old dispatcher may have died
+        between telling us and telling the worker. One that is known keeps its place.
+        """
         self.dispatcher_lost_at = 0.0
         self.replicas.dispatcher_joined()
         now = self.dispatcher_joined_at = time.monotonic()
         for stream in self.streams.values():
             if stream.is_settled:
                 continue
+            if not stream.received:
+                self.dispatcher.send(stream.resubmit(now))
             if stream.cancel_reason:
                 self.dispatcher.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
-            elif not stream.worker:
-                self.dispatcher.send(stream.resubmit(now))
 
     def _lost(self, _: str) -> None:
         self.dispatcher_lost_at = time.monotonic()

@@ -40,6 +40,18 @@ async def test_while_queued(gateway: GatewayProcess, stream: bool) -> None:
     assert (record.prompt_tokens, record.cached_tokens, record.output_tokens) == (0, 0, 0)
 
 
+async def test_while_queued_and_no_dispatcher_is_there(gateway: GatewayProcess) -> None:
+    connection, submit = await begin(gateway)
+    await gateway.dispatcher.stop()
+    connection.close()
+    await gateway.dispatcher.start()
+    again = await gateway.dispatcher.submitted()  # or the new one would have nothing to cancel
+    assert again.sid == submit.sid
+    await cancelled(gateway, submit, on_worker=False)
+    await gateway.idle()
+    assert gateway.usage_of(submit.request_id).outcome == "cancelled"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_while_prefilling(gateway: GatewayProcess, stream: bool) -> None:
     connection, submit = await begin(gateway, stream=stream)

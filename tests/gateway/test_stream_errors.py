@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from gpuworker.wire.messages import Cancel, Ended, Submit, WorkerDown
+from gpuworker.wire.messages import Cancel, Ended, Placed, Submit, WorkerDown
 from tests.gateway.harness import MODEL, GatewayProcess, gateway_started
 from tests.gateway.peers import WAIT_S, WorkerPeer, end, frame, socket_address
 from tests.gateway.raw import RawConnection, Response, request
@@ -278,6 +278,21 @@ async def test_queued_requests_outlive_a_dispatcher_restart(gateway: GatewayProc
     gateway.worker.emit(again.sid, 0, 1, "served")
     gateway.worker.finish(again.sid, "stop", output=1)
     assert (await queued).json()["choices"][0]["message"]["content"] == "served"
+
+
+async def test_a_request_placed_but_never_begun_is_submitted_to_the_new_dispatcher(
+    gateway: GatewayProcess,
+) -> None:
+    task, submit = await begin(gateway)
+    gateway.dispatcher.send(Placed(sid=submit.sid, worker=gateway.worker.incarnation, queue_ms=0))
+    await gateway.dispatcher.stop()
+    await gateway.dispatcher.start()
+    again = await gateway.dispatcher.submitted()
+    assert again.sid == submit.sid
+    gateway.dispatcher.place(again, gateway.worker)
+    gateway.worker.emit(again.sid, 0, 1, "served")
+    gateway.worker.finish(again.sid, "stop", output=1)
+    assert (await task).json()["choices"][0]["message"]["content"] == "served"
 
 
 async def test_readiness_says_what_is_missing(gateway: GatewayProcess) -> None:
