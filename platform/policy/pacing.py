@@ -8,6 +8,7 @@ same, and then their costs cannot be told apart. A weak pull towards plausible c
 data leave open. (Recursive least squares with clamped costs, tried first, drifted and stayed there.)
 """
 
+IDLE_FACTOR = 4  # a step may last this many targets when no stream waits for its next token
 FORGETTING = 0.98  # half of the weight lies within the last 35 steps
 OUTLIER = 0.5  # a step counts as at most this far from its prediction, so that one hiccup teaches little
 RIDGE = 0.3  # the pull counts like this many steps
@@ -36,7 +37,8 @@ class StepPacer:
 
     def prefill_budget(self, decode_rows: int) -> int:
         """Prompt tokens for a step that also decodes `decode_rows` rows."""
-        slack_ms = self.target_ms - self.predict_ms(decode_rows, 0)
+        allowed_ms = self.target_ms if decode_rows else self.target_ms * IDLE_FACTOR
+        slack_ms = allowed_ms - self.predict_ms(decode_rows, 0)
         per_token_ms = self._costs[2] / SCALES[2]
         if slack_ms <= 0:
             return self._min_tokens

@@ -43,6 +43,13 @@ def test_prompts_progress_even_when_decodes_alone_exceed_the_target() -> None:
     assert pacer.prefill_budget(32) == 16
 
 
+def test_a_prompt_alone_goes_faster_for_nobody_waits_for_the_next_token() -> None:
+    pacer = StepPacer(100, max_tokens=4096)
+    simulate(pacer, 300, rows=20, base=8, per_row=1.0, per_token=0.5)
+    assert pacer.prefill_budget(0) > 3.5 * pacer.prefill_budget(1)
+    assert 300 < pacer.predict_ms(0, pacer.prefill_budget(0)) < 440
+
+
 def test_the_budget_is_bounded_when_prompts_cost_nothing() -> None:
     pacer = StepPacer(100, max_tokens=300)
     simulate(pacer, 200, rows=4, base=1, per_row=0.1, per_token=0.0)
