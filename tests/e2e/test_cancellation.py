@@ -1,63 +1,16 @@
 """A client that leaves, in every state: the engine stops, blocks come free, one usage row says the rest."""
 
-import asyncio
-import contextlib
-import json
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
 
+from tests.e2e.caller import Caller
 from tests.e2e.observe import eventually, fleet, is_idle, usage_row
 
 pytestmark = pytest.mark.e2e
 
 LONG_PROMPT = "All work and no play makes Jack a dull boy. " * 250  # about 3,000 tokens
-
-
-class Caller:
-    """A raw HTTP request whose connection the test can drop at any moment."""
-
-    def __init__(self, stack: Any) -> None:
-        self.url = urlsplit(stack.demo["base_url"])
-        self.key = stack.demo["api_key"]
-        self.model = stack.demo["model"]
-        self.writer: asyncio.StreamWriter | None = None
-        self.reader: asyncio.StreamReader | None = None
-
-    async def post(self, prompt: str, *, stream: bool, max_tokens: int) -> None:
-        body = json.dumps(
-            {
-                "model": self.model,
-                "prompt": prompt,
-                "stream": stream,
-                "max_tokens": max_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-            }
-        ).encode()
-        self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
-        self.writer.write(
-            f"POST /v1/completions HTTP/1.1\r\nHost: {self.url.netloc}\r\n"
-            f"Authorization: Bearer {self.key}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
-        await self.writer.drain()
-
-    async def read_events(self, count: int) -> None:
-        assert self.reader is not None
-        while count:
-            line = await self.reader.readline()
-            assert line, "the stream ended early"
-            count -= line.startswith(b"data: {")
-
-    async def leave(self) -> None:
-        assert self.writer is not None
-        self.writer.transport.abort()
-        with contextlib.suppress(ConnectionError):
-            await self.writer.wait_closed()
 
 
 def _request_ids(stack: Any) -> set[UUID]:

@@ -10,6 +10,7 @@ import openai
 import psycopg
 import pytest
 
+from tests.e2e.caller import Caller
 from tests.e2e.observe import eventually, fleet, is_idle
 
 pytestmark = pytest.mark.e2e
@@ -73,22 +74,11 @@ async def test_a_worker_killed_under_load_is_replaced_and_no_stream_ends_silentl
 
 
 async def test_a_gateway_killed_under_load_has_its_streams_billed_by_the_reaper(stack: Any) -> None:
-    client, model = _client(stack), stack.demo["model"]
     await eventually(lambda: is_idle(stack.redis_url), 30)
-
-    stream = await client.completions.create(
-        model=model,
-        prompt="A very long story:",
-        max_tokens=1_500,
-        temperature=0,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    seen = 0
-    while seen < 80:
-        chunk = await anext(aiter(stream))
-        seen += 1
-    request_id = chunk.id.removeprefix("cmpl-")
+    caller = Caller(stack)
+    await caller.post("A very long story:", stream=True, max_tokens=1_500)
+    event = await caller.read_events(80)
+    request_id = event["id"].removeprefix("cmpl-")
     os.kill(stack.demo["pids"]["gateway"], signal.SIGKILL)
     killed = time.monotonic()
 
@@ -100,13 +90,11 @@ async def test_a_gateway_killed_under_load_has_its_streams_billed_by_the_reaper(
 
     outcome, output_tokens = await eventually(row, 40, "the reaper's row")
     assert time.monotonic() - killed < 30
-    await stream.close()
+    await caller.leave()
     assert outcome == "gateway_lost"
     assert output_tokens >= 64
     await eventually(lambda: is_idle(stack.redis_url), 20)
-    answer = await eventually_answers(stack, model)
-    assert answer
-    await client.close()
+    assert await eventually_answers(stack, stack.demo["model"])
 
 
 async def eventually_answers(stack: Any, model: str) -> str:
