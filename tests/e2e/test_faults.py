@@ -56,9 +56,8 @@ async def test_a_worker_killed_under_load_is_replaced_and_no_stream_ends_silentl
     assert {how for how, _ in endings} <= {"event replica_lost", "status 503 replica_lost"}, endings
     assert any(how == "event replica_lost" for how, _ in endings)
 
-    answer = await _client(stack, timeout=60).completions.create(
-        model=model, prompt="One, two,", max_tokens=5
-    )
+    async with _client(stack, timeout=60) as later:
+        answer = await later.completions.create(model=model, prompt="One, two,", max_tokens=5)
     assert answer.usage is not None
     begun = [request_id.removeprefix("cmpl-") for _, request_id in endings if request_id]
 
