@@ -65,7 +65,7 @@ def _prompt(number: int, tokens: int) -> list[int]:
 
 
 async def _load(demo: dict[str, Any], streams: int, prompt_tokens: int, output_tokens: int) -> list[Timeline]:
-    body = {"model": demo["model"], "max_tokens": output_tokens, "temperature": 0}
+    body = {"model": demo["model"], "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
     return list(
         await asyncio.gather(
             *(
