@@ -23,8 +23,14 @@ class BodyReader:
             declared = int(exchange.headers.get(b"content-length", b"0"))
         except ValueError:
             raise ApiError("invalid_value", "content-length is not a number") from None
-        if declared > self._limits.max_body_bytes and b"expect" in exchange.headers:
-            raise self._too_large()  # the client waits for leave to send it
+        if declared > self._limits.max_body_bytes:
+            raise self._too_large()
+        encoding = exchange.headers.get(b"content-encoding", b"").strip().lower()
+        if encoding not in (b"", b"identity"):
+            name = encoding.decode("latin-1")[:64]
+            raise ApiError(
+                "unsupported_encoding", f"content-encoding {name!r} is not supported: send the body as it is"
+            )
         chunks: list[bytes] = []
         try:
             async with asyncio.timeout(self._limits.body_timeout_s):
@@ -49,14 +55,12 @@ class BodyReader:
             chunk: bytes = bytes(event.get("body", b""))
             more = event.get("more_body", False)
             size += len(chunk)
-            if size <= self._limits.max_body_bytes:
-                if self.buffered_bytes + len(chunk) > self._limits.max_buffered_body_bytes:
-                    raise overloaded("too many request bodies are being read")
-                self.buffered_bytes += len(chunk)
-                chunks.append(chunk)
-            elif size > self._limits.max_drain_bytes or not more:
-                # An answer to a client that is still sending is lost in the reset: read on for a while.
+            if size > self._limits.max_body_bytes:
                 raise self._too_large()
+            if self.buffered_bytes + len(chunk) > self._limits.max_buffered_body_bytes:
+                raise overloaded("too many request bodies are being read")
+            self.buffered_bytes += len(chunk)
+            chunks.append(chunk)
             if not more:
                 return b"".join(chunks)
 

@@ -7,6 +7,7 @@ import msgspec
 
 # code -> (HTTP status, OpenAI error type). Codes never change their meaning; docs/streaming.md lists them.
 ERRORS: dict[str, tuple[int, str]] = {
+    "invalid_http": (400, "invalid_request_error"),
     "invalid_json": (400, "invalid_request_error"),
     "invalid_type": (400, "invalid_request_error"),
     "invalid_value": (400, "invalid_request_error"),
@@ -22,7 +23,9 @@ ERRORS: dict[str, tuple[int, str]] = {
     "method_not_allowed": (405, "invalid_request_error"),
     "request_timeout": (408, "timeout"),
     "request_too_large": (413, "invalid_request_error"),
+    "unsupported_encoding": (415, "invalid_request_error"),
     "queue_full": (429, "requests"),
+    "headers_too_large": (431, "invalid_request_error"),
     "internal_error": (500, "server_error"),
     "engine_error": (500, "server_error"),
     "stream_gap": (500, "server_error"),

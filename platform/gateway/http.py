@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+from uuid import UUID
 
 from gateway.errors import ApiError
 from policy.ids import uuid7
@@ -20,6 +21,10 @@ _JSON: HeaderList = [(b"content-type", b"application/json")]
 
 class ClientLeft(Exception):
     """The client closed the connection before there was anything to answer."""
+
+
+def request_id_new() -> UUID:
+    return uuid7(time.time_ns() // 1_000_000, secrets.randbits(74))
 
 
 class Exchange:
@@ -44,7 +49,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = uuid7(time.time_ns() // 1_000_000, secrets.randbits(74))
+        self.request_id = request_id_new()
         self.started_at = time.monotonic()
         self.status = 0
 

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with what it lacks: a time limit for headers, a way to drop a connection, no delay.
+"""uvicorn's HTTP protocol with the bounds it lacks: on headers, waiting requests, unsent bytes, closing.
 
 Used as `uvicorn --http gateway.http_protocol:BoundedHttpProtocol`. It leans on names of the pinned release.
 """
@@ -6,40 +6,199 @@ Used as `uvicorn --http gateway.http_protocol:BoundedHttpProtocol`. It leans on 
 import asyncio
 import os
 import socket
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from gateway.http import ABORT_EXTENSION
+from gateway.errors import ApiError
+from gateway.http import ABORT_EXTENSION, request_id_new
 from gateway.limits import Limits
+
+_SLICE_BYTES = 4096  # fed to the parser at once: how far a bound can be passed before it is noticed
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """A connection that has sent no complete header block within `header_timeout_s` is closed."""
+    """What cannot be served is answered in the OpenAI envelope, then nothing of that connection is parsed.
 
-    header_timeout_s = Limits().header_timeout_s
+    Bytes count as headers until the parser reports body: so trailers and chunk extensions are bounded too.
+    """
+
+    limits = Limits()
     _header_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
+    _linger_bytes = 0
+    _header_bytes = 0  # of this message, reported by the parser
+    _header_count = 0
+    _silent_bytes = 0  # fed since the parser last reported anything
+    _is_in_body = False  # also while trailers come
+    _is_deaf = False  # nothing more is parsed
+    _refusal: ApiError | None = None
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # -- the connection -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        _delay_off(transport)
+        _socket_tune(transport, self.limits.send_buffer_bytes)
         self._header_timer_start()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._is_deaf = True
         self._header_timer_stop()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), _SLICE_BYTES):
+            if self._is_deaf or self.transport.is_closing():
+                break
+            piece = data[start : start + _SLICE_BYTES]
+            self._silent_bytes += len(piece)
+            super().data_received(piece)
+            unended_bytes = self._header_bytes + self._silent_bytes
+            if unended_bytes > self.limits.max_header_bytes and not self._is_deaf:
+                self._refuse(_headers_too_large(self.limits))
+        if self._linger_timer is not None:
+            self._linger_bytes += len(data)
+            if self._linger_bytes > self.limits.linger_bytes:
+                self.transport.abort()
+        elif not self._is_deaf and not self._is_busy and self.timeout_keep_alive_task is None:
+            self._header_timer_start()  # blank lines and the rest of an answered body are no request either
+
+    def handle_websocket_upgrade(self) -> None:
+        self._is_deaf = True  # another protocol has the connection from here on
+        self._header_timer_stop()
+        super().handle_websocket_upgrade()
+
+    # -- parser callbacks: raising in one ends the parsing ------------------------------------------------
+
     def on_message_begin(self) -> None:
+        self._silent_bytes = self._header_bytes = self._header_count = 0
+        if len(self.pipeline) >= self.limits.max_pipelined:
+            self._parsing_end(ApiError("invalid_http", "too many requests wait on this connection"))
         super().on_message_begin()
         self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
         self._header_timer_start()
 
+    def on_url(self, url: bytes) -> None:
+        self._header_add(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        self._header_add(len(name) + len(value) + len(": \r\n"))
+        if not self._is_in_body:  # trailers are dropped: they came after whoever judged the headers
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._header_timer_stop()
+        self._silent_bytes = 0
+        self._is_in_body = True
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle is not before:
+            closing: Any = _ClosingTransport(self)  # the three methods of a transport that a cycle uses
+            self.cycle.transport = closing
+
+    def on_body(self, body: bytes) -> None:
+        self._silent_bytes = 0
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        self._silent_bytes = 0
+
+    def on_message_complete(self) -> None:
+        self._silent_bytes = 0
+        self._is_in_body = False
+        super().on_message_complete()
+
+    def _header_add(self, size: int) -> None:
+        self._silent_bytes = 0
+        self._header_bytes += size
+        limits = self.limits
+        if self._header_bytes > limits.max_header_bytes or self._header_count > limits.max_header_count:
+            self._parsing_end(_headers_too_large(limits))
+
+    def _parsing_end(self, refusal: ApiError) -> None:
+        self._refusal = refusal
+        raise refusal
+
+    # -- refusing and closing -----------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this for whatever the parser or a callback objects to."""
+        self._refuse(self._refusal or ApiError("invalid_http", "this is not a valid HTTP/1.1 request"))
+
+    def _refuse(self, error: ApiError) -> None:
+        self._is_deaf = True
+        self._header_timer_stop()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not self._is_in_body:  # it came behind requests that are still served: they end first
+                cycle.keep_alive = False
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+        elif self._is_in_body:  # of a request that was answered already
+            self.transport.close()
+            return
+        self.transport.write(self._answer(error))
+        self._linger()
+
+    def _answer(self, error: ApiError) -> bytes:
+        body = error.envelope()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", str(request_id_new()).encode()),
+            (b"connection", b"close"),
+        ]
+        lines = [name + b": " + value + b"\r\n" for name, value in headers]
+        return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])
+
+    def close_gently(self) -> None:
+        """A plain close while the client still sends is a reset, which can destroy the answer on its way."""
+        if self._is_in_body or self._is_deaf:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Everything was written: end our side, drop what still comes for a while, then close."""
+        if self._linger_timer is not None or self.transport.is_closing():
+            return
+        self._is_deaf = True
+        self._header_timer_stop()
+        self._unset_keepalive_if_required()
+        self._linger_timer = self.loop.call_later(self.limits.linger_s, self.transport.abort)
+        self.flow.resume_reading()
+        self.loop.call_soon(self._eof_write)  # uvloop would end it before what was written in this iteration
+
+    def _eof_write(self) -> None:
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+
+    def on_response_complete(self) -> None:
+        if self._linger_timer is not None:
+            self.server_state.total_requests += 1
+            return
+        super().on_response_complete()
+        if self._is_in_body and not self._is_busy:
+            self._header_timer_start()  # the rest of the body, unread, must end in that time as well
+
+    # -- the time limit for headers -----------------------------------------------------------------------
 
     def _header_timer_start(self) -> None:
         if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_timeout_s, self._header_timeout)
+            self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._header_timeout)
 
     def _header_timer_stop(self) -> None:
         if self._header_timer is not None:
@@ -47,18 +206,40 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._header_timer = None
 
     def _header_timeout(self) -> None:
-        if not self.transport.is_closing():
+        self._header_timer = None
+        if self._is_busy:  # it began behind a request that is still served, while reading may be paused
+            self._header_timer_start()
+        elif not self.transport.is_closing():
             self.transport.close()
 
 
-def _delay_off(transport: asyncio.Transport) -> None:
-    """For inherited listeners (`uvicorn --fd`) neither loop does this: they pass for Unix sockets.
+class _ClosingTransport:
+    """What a request writes its answer to; closing it is `close_gently`."""
 
-    Without it an answer's body waits up to 40 ms for the acknowledgement of its head.
+    def __init__(self, protocol: BoundedHttpProtocol) -> None:
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.close_gently
+
+
+def _headers_too_large(limits: Limits) -> ApiError:
+    return ApiError(
+        "headers_too_large",
+        f"request line and headers are larger than {limits.max_header_bytes} bytes, "
+        f"or more than {limits.max_header_count} headers",
+    )
+
+
+def _socket_tune(transport: asyncio.Transport, send_buffer_bytes: int) -> None:
+    """Neither loop turns Nagle's delay off for inherited listeners (`uvicorn --fd`): they pass for Unix ones.
+
+    With it an answer's body waits up to 40 ms for the acknowledgement of its head. And the kernel would
+    take megabytes for a client that reads nothing, unseen by the limits on unread events.
     """
     connection = transport.get_extra_info("socket")
     if connection is None:
         return
     with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:  # asks the kernel what it really is
+        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         if duplicate.family in (socket.AF_INET, socket.AF_INET6):
             duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

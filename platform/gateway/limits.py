@@ -6,9 +6,6 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_body_bytes: int = 4 * 1024 * 1024
-    max_drain_bytes: int = (
-        32 * 1024 * 1024
-    )  # read and dropped of a body over the cap, so that the 413 arrives
     body_timeout_s: float = 30.0
     max_open_requests: int = 4096
     max_buffered_body_bytes: int = 256 * 1024 * 1024  # all requests of this process together
@@ -28,3 +25,9 @@ class Limits:
     max_spool_fraction: float = 0.8  # fuller: admit nothing, because unbilled service is a loss
     spool_aside_retry_s: float = 60.0
     header_timeout_s: float = 10.0
+    max_header_bytes: int = 32 * 1024  # request line, headers and trailers; also any run of chunk framing
+    max_header_count: int = 100
+    max_pipelined: int = 8  # requests waiting on a connection behind the one being served
+    linger_s: float = 2.0  # between the last byte of an answer and the close, if the client still sends
+    linger_bytes: int = 8 * 1024 * 1024  # read and dropped meanwhile
+    send_buffer_bytes: int = 128 * 1024  # of the kernel, which doubles it: unread events that nobody counts

@@ -77,12 +77,12 @@ class Replicas:
         if replica := self._replicas.get(incarnation):
             replica.link.send(message)
 
-    def lost(self, stream: Stream, cause: str) -> None:
-        """Nothing more will come for this stream."""
+    def lost(self, stream: Stream, message: str) -> None:
+        """Nothing more will come for this stream. The client reads the message: no inner causes."""
         if stream.is_settled:
             return
         stream.ended_code = "replica_lost"
-        stream.fail(ApiError("replica_lost", f"the replica was lost: {cause}", retry_after_ms=1_000))
+        stream.fail(ApiError("replica_lost", message, retry_after_ms=1_000))
         stream.settle()
 
     def dispatcher_joined(self) -> None:
@@ -115,7 +115,8 @@ class Replicas:
     def down(self, down: WorkerDown) -> None:
         if replica := self._replicas.pop(down.incarnation, None):
             replica.task.cancel()
-        self._streams_end(down.incarnation, down.cause)
+        if self._streams_end(down.incarnation, "the replica was lost"):
+            logger.warning("worker %s is down, its streams end: %s", down.id, down.cause)
 
     def placed(self, stream: Stream, placed: Placed) -> None:
         stream.worker, stream.worker_id = placed.worker, ""
@@ -131,14 +132,14 @@ class Replicas:
         if stream.cancel_reason:
             replica.link.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
 
-    def _link_lost(self, up: WorkerUp, cause: str) -> None:
-        for sid in self._streams_end(up.incarnation, cause):
+    def _link_lost(self, up: WorkerUp, _: str) -> None:
+        for sid in self._streams_end(up.incarnation, "the connection to the replica was lost"):
             self._dispatcher_tell(Cancel(sid=sid, reason="error"))
 
-    def _streams_end(self, incarnation: str, cause: str) -> list[int]:
+    def _streams_end(self, incarnation: str, message: str) -> list[int]:
         lost = [s for s in self._streams.values() if s.worker == incarnation and not s.is_settled]
         for stream in lost:
-            self.lost(stream, cause)
+            self.lost(stream, message)
         return [stream.sid for stream in lost]
 
     # -- token frames -------------------------------------------------------------------------------------

@@ -123,6 +123,7 @@ NEUTRAL: dict[str, tuple[bytes, ...]] = {
 
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+_LONE_SURROGATE = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -136,11 +137,27 @@ def decode(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
+        _json_check(data)  # what is no JSON at all has no parameter at fault
         raise _described(str(error)) from None
-    except RecursionError:
-        raise ApiError("invalid_json", "the JSON is nested too deeply") from None
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ApiError("invalid_json", f"the request body is not valid JSON: {error}") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _malformed(data, error) from None
+
+
+def _json_check(data: bytes) -> None:
+    """Raises ApiError. Skips over the values, so it costs little and goes as deep as the decoder can."""
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _malformed(data, error) from None
+
+
+def _malformed(data: bytes, error: Exception) -> ApiError:
+    if isinstance(error, RecursionError):
+        return ApiError("invalid_json", "the JSON is nested too deeply")
+    cause = str(error)
+    if "surrogate" in cause or ("truncated" in cause and _LONE_SURROGATE.search(data)):
+        cause = "a string holds a lone surrogate"  # at its end the decoder takes it for the end of the data
+    return ApiError("invalid_json", f"the request body is not valid JSON: {cause}")
 
 
 def is_neutral(name: str, value: msgspec.Raw) -> bool:

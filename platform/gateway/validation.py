@@ -138,7 +138,7 @@ def _stop(stop: str | list[str] | None) -> list[str]:
     if len(strings) > MAX_STOP_STRINGS:
         raise _invalid("stop", f"must hold at most {MAX_STOP_STRINGS} strings")
     if any(not 0 < len(string) <= MAX_STOP_CHARACTERS for string in strings):
-        raise _invalid("stop", f"each stop string must have 1 to {MAX_STOP_CHARACTERS} characters")
+        raise _invalid("stop", f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
     return strings
 
 

@@ -73,7 +73,7 @@ class PreparedApplication(Application):
 
 
 class QuickProtocol(BoundedHttpProtocol):
-    header_timeout_s = 1.0
+    limits = Limits(header_timeout_s=1.0)
 
 
 def make() -> PreparedApplication:

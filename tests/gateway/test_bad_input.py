@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -70,6 +71,10 @@ def chat(**fields: Any) -> dict[str, Any]:
         (chat(seed=1 << 63), "invalid_value", "seed"),
         (chat(stop=["a"] * 5), "invalid_value", "stop"),
         (chat(stop=""), "invalid_value", "stop"),
+        (b'{"model":"tiny","stop":"\\ud800"}', "invalid_json", None),
+        (b'{"surprise":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "invalid_json", None),
+        (b'{"model":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "invalid_json", None),
+        (b'{"surprise":1,"model":}', "invalid_json", None),
         (chat(stop=7), "invalid_type", "stop"),
         (chat(stream="yes"), "invalid_type", "stream"),
         (chat(stream_options={"include_usage": True}), "invalid_value", "stream_options"),
@@ -101,6 +106,33 @@ async def test_chat_refuses(gateway: GatewayProcess, body: Any, code: str | None
     assert error["message"]
     assert len(response.headers["x-request-id"]) == 36
     assert gateway.dispatcher.submits.empty()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (chat(stop=""), "stop must hold strings of 1 to 256 characters"),
+        *(
+            (
+                b'{"model":"tiny","stop":"' + stop + b'"}',
+                "the request body is not valid JSON: a string holds a lone surrogate",
+            )
+            for stop in (rb"\ud800", rb"\ud800abcdefgh", rb"\udc00", rb"\ud800\u0041")
+        ),
+        (b'{"model":"ti', "the request body is not valid JSON: Input data was truncated"),
+        (b'{"surprise":' + b"[" * 9999 + b"]" * 9999 + b"}", "the JSON is nested too deeply"),
+    ],
+)
+async def test_the_words_of_an_error(gateway: GatewayProcess, body: Any, message: str) -> None:
+    assert (await gateway.post(CHAT, body)).json()["error"]["message"] == message
+
+
+async def test_a_compressed_body_is_refused(echoing: GatewayProcess) -> None:
+    gzip = await echoing.post(CHAT, b"\x1f\x8b", echoing.authorization(), "content-encoding: gzip")
+    plain = await echoing.post(CHAT, chat(), echoing.authorization(), "content-encoding: identity")
+    assert (gzip.status, gzip.json()["error"]["code"]) == (415, "unsupported_encoding")
+    assert "'gzip'" in gzip.json()["error"]["message"]
+    assert plain.status == 200
 
 
 @pytest.mark.parametrize(
@@ -198,14 +230,40 @@ async def test_body_over_the_cap_in_chunks(gateway: GatewayProcess) -> None:
     connection.close()
 
 
-async def test_body_announced_too_large_is_refused_before_it_is_sent(gateway: GatewayProcess) -> None:
+@pytest.mark.parametrize("headers", [(), ("expect: 100-continue",)])
+async def test_body_announced_too_large_is_refused_before_it_is_sent(
+    gateway: GatewayProcess, headers: tuple[str, ...]
+) -> None:
     connection = await RawConnection.open(gateway.port)
-    connection.send(
-        "POST", CHAT, b"", f"content-length: {5 * MIB}", "expect: 100-continue", gateway.authorization()
-    )
-    response = await connection.response()
-    assert response.status == 413
+    connection.send("POST", CHAT, b"", "content-length: 1000000000000", gateway.authorization(), *headers)
+    response = await asyncio.wait_for(connection.response(), 2)
+    assert (response.status, response.headers["connection"]) == (413, "close")
+    await asyncio.wait_for(connection.closed(), 2)
     connection.close()
+
+
+async def test_chunks_over_the_cap_are_refused_before_they_end(gateway: GatewayProcess) -> None:
+    connection = await RawConnection.open(gateway.port)
+    connection.send("POST", CHAT, b"", "transfer-encoding: chunked", gateway.authorization())
+    connection.writer.write((b"%x\r\n" % MIB + b"x" * MIB + b"\r\n") * 6)
+    response = await asyncio.wait_for(connection.response(), 2)
+    assert (response.status, response.headers["connection"]) == (413, "close")
+    await asyncio.wait_for(connection.closed(), 2)
+    connection.close()
+
+
+async def test_a_client_that_reads_only_after_sending_sees_the_refusal(gateway: GatewayProcess) -> None:
+    """Without lingering the close resets the connection, and the answer is lost with it."""
+
+    def exchange() -> bytes:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as client:
+            head = (
+                f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{gateway.authorization()}\r\ncontent-length: {6 * MIB}"
+            )
+            client.sendall(head.encode() + b"\r\n\r\n" + b"x" * 6 * MIB)
+            return client.recv(4096)
+
+    assert (await asyncio.to_thread(exchange)).startswith(b"HTTP/1.1 413 ")
 
 
 async def test_a_body_in_many_small_pieces_is_served(echoing: GatewayProcess) -> None:

@@ -154,6 +154,20 @@ async def no_connection_is_held(port: int) -> None:
     raise AssertionError("the connection is still there")
 
 
+async def test_what_the_kernel_takes_for_a_client_that_does_not_read_is_little(tight: GatewayProcess) -> None:
+    """1.25 MiB: more than the send buffer and the bound on unread events, less than a kernel would take."""
+    client = await slow_reader(tight.port, tight.authorization())
+    submit = await tight.dispatcher.submitted()
+    tight.dispatcher.place(submit, tight.worker)
+    for start in range(80):
+        tight.worker.emit(submit.sid, start, 1, "x" * 16 * KIB)
+        await asyncio.sleep(0.005)
+    cancel = await asyncio.wait_for(tight.worker.cancels.get(), 5)
+    assert (cancel.sid, cancel.reason) == (submit.sid, "cancelled")
+    await tight.idle()
+    client.close()
+
+
 async def test_a_finished_stream_does_not_wait_for_its_reader_for_ever() -> None:
     roomy = {"max_pending_bytes": 64 * KIB * KIB, "max_pending_bytes_hard": 64 * KIB * KIB}
     async with gateway_started(limits={**LIMITS, **roomy}) as gateway:

@@ -131,6 +131,8 @@ async def test_worker_lost_before_the_first_byte(gateway: GatewayProcess, announ
     await gateway.dispatcher.lose(worker, announce=announce)
     response = await task
     assert (response.status, response.json()["error"]["code"]) == (503, "replica_lost")
+    expected = "the replica was lost" if announce else "the connection to the replica was lost"
+    assert announce or response.json()["error"]["message"] == expected
     assert "no connection" not in response.json()["error"]["message"]  # seen at once, not by the watchdog
     assert gateway.usage_of(submit.request_id).prompt_tokens == 0
     gateway.worker.finish(other_submit.sid, "stop", output=1)
