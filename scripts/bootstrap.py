@@ -44,6 +44,7 @@ def main(arguments: list[str]) -> int:
     if _is_installed(extra):
         return 0
     pip_check()
+    _writable_check()
     _space_check()
     _venv_ensure()
     if INSTALLING.exists():
@@ -107,6 +108,18 @@ def _space_check() -> None:
             f"no disk space: the first installation needs at least 3 GiB below {ROOT}, "
             f"{free_bytes / 2**30:.1f} are free; free some, then run this again"
         )
+
+
+def _writable_check() -> None:
+    folder = VENV if VENV.exists() else ROOT
+    if os.access(folder, os.W_OK | os.X_OK):
+        return
+    owner = folder.stat().st_uid
+    if folder == VENV and owner != os.geteuid() and os.access(ROOT, os.W_OK | os.X_OK):
+        raise BootstrapError(f"{VENV} belongs to another user (uid {owner}): remove it, then run this again")
+    raise BootstrapError(
+        f"cannot write in {folder}: copy the checkout to a folder of your own and run this there"
+    )
 
 
 def _venv_ensure() -> None:
@@ -189,7 +202,7 @@ def _follow(pip: "subprocess.Popen[str]") -> str:
 
 
 def _explained(errors: str, otherwise: str) -> BootstrapError:
-    again = f"then run this again (it goes on from here; details: {LOG})"
+    again = "then run this again (it goes on from here" + (f"; details: {LOG})" if LOG.exists() else ")")
     if "No space left on device" in errors or "Disk quota exceeded" in errors:
         return BootstrapError(f"no disk space for {VENV} or for pip's temporary files: free some, {again}")
     if _NETWORK.search(errors):
@@ -203,10 +216,11 @@ def _explained(errors: str, otherwise: str) -> BootstrapError:
         )
     if "DO NOT MATCH THE HASHES" in errors or "BadZipFile" in errors:
         return BootstrapError(f"a download was damaged: clear pip's cache (pip cache purge), {again}")
-    if "Permission denied" in errors:
-        return BootstrapError(f"{VENV} belongs to another user: remove it, {again}")
+    if unwritable := re.search(r"(Permission denied|Read-only file system): '?([^'\n]+)", errors):
+        return BootstrapError(f"cannot write {unwritable[2]} ({unwritable[1]}): make it yours, {again}")
     last = errors.strip().splitlines()[-1:] or ["no message"]
-    return BootstrapError(f"{otherwise}: {last[0].strip()} (details: {LOG})")
+    details = f" (details: {LOG})" if LOG.exists() else ""
+    return BootstrapError(f"{otherwise}: {last[0].strip()}{details}")
 
 
 def _say(line: str) -> None:

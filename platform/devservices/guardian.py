@@ -2,21 +2,26 @@
 
 The owner keeps the write end of a pipe; the guardian, a child in its own session, reads the other end and
 learns `watch` and `forget` lines. At end of file the owner is dead: every group gets its stop signal, and
-SIGKILL soon after. Why not PR_SET_PDEATHSIG: it misses grandchildren and is cleared by setuid.
+SIGKILL soon after; then the folders of `remove` lines go. Why not PR_SET_PDEATHSIG: it misses grandchildren
+and is cleared by setuid.
 Standard library only; starts in 20 ms.
 """
 
 import contextlib
+import fcntl
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 GRACE_S = 3.0
+KILLED_S = 1.0  # so that nothing is written any more where folders are removed
 MARK_VARIABLE = "SLUICE_RUN_ID"
 
 
@@ -60,8 +65,13 @@ class Guardian:
         """Once the group has ended: its number may be reused."""
         self._tell(f"forget {group}\n")
 
+    def remove(self, folders: Sequence[Path], *, lock: Path | None = None) -> None:
+        """Delete `folders` once everything has ended, unless somebody else has locked `lock` by then."""
+        removal = {"folders": [str(folder) for folder in folders], "lock": str(lock) if lock else None}
+        self._tell(f"remove {json.dumps(removal)}\n")
+
     def close(self) -> None:
-        """End the guardian without touching any group."""
+        """End the guardian without touching any group or folder."""
         self._tell("close\n")
         self.sweep()
 
@@ -84,15 +94,33 @@ class Guardian:
 def guard(lines: Iterable[str], mark: str) -> None:
     """Follow the owner's lines to their end, then end what is left."""
     groups: dict[int, int] = {}
+    removals: list[dict[str, Any]] = []
     for line in lines:
-        words = line.split()
-        if words[0] == "watch":
-            groups[int(words[1])] = int(words[2])
-        elif words[0] == "forget":
-            groups.pop(int(words[1]), None)
-        elif words[0] == "close":
+        verb, _, rest = line.strip().partition(" ")
+        if verb == "watch":
+            group, stop_signal = rest.split()
+            groups[int(group)] = int(stop_signal)
+        elif verb == "forget":
+            groups.pop(int(rest), None)
+        elif verb == "remove":
+            removals.append(json.loads(rest))
+        elif verb == "close":
             return
     _end(groups, mark)
+    for removal in removals:
+        _remove(removal["folders"], removal["lock"])
+
+
+def _remove(folders: list[str], lock: str | None) -> None:
+    """The lock is that of `processes.folder_lock`: a server started meanwhile keeps its folders."""
+    try:
+        if lock is not None:
+            descriptor = os.open(lock, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # in use again, or gone already
+        return
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(groups: dict[int, int], mark: str) -> None:
@@ -100,13 +128,21 @@ def _end(groups: dict[int, int], mark: str) -> None:
         _signal(os.killpg, group, stop_signal)
     for pid in _marked(mark):
         _signal(os.kill, pid, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    while (family := _family(groups, mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)  # not our children: there is no event to wait for
+    family = _family_wait(groups, mark, GRACE_S)
     for group in groups:
         _signal(os.killpg, group, signal.SIGKILL)
     for pid in family:
         _signal(os.kill, pid, signal.SIGKILL)
+    if family:
+        _family_wait(groups, mark, KILLED_S)
+
+
+def _family_wait(groups: dict[int, int], mark: str, patience_s: float) -> set[int]:
+    """Who is left after the time."""
+    deadline = time.monotonic() + patience_s
+    while (family := _family(groups, mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)  # not our children: there is no event to wait for
+    return family
 
 
 def _family(groups: dict[int, int], mark: str) -> set[int]:

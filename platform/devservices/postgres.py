@@ -76,7 +76,7 @@ class PostgresServer:
         self._durable = durable
         self._lock = lock
         self._password = ""
-        self._sockets = home
+        self.sockets = home
         self._process: subprocess.Popen[bytes] | None = None
         self._guardian: Guardian | None = None
 
@@ -102,8 +102,8 @@ class PostgresServer:
                 durable=durable,
                 lock=lock,
             )
-            server._sockets = run_folder(state, user)
-            socket_path(server._sockets, f".s.PGSQL.{server.port}")
+            server.sockets = run_folder(state, user)
+            socket_path(server.sockets, f".s.PGSQL.{server.port}")
             server.clear_leftovers()
             server._initialise()
         except BaseException:
@@ -117,6 +117,7 @@ class PostgresServer:
         server = cls.prepare(state_folder, durable=durable)
         server._guardian = Guardian.start()
         try:
+            server._guardian.remove([server.sockets, *([] if durable else [server.home])], lock=server.home)
             server._process = server_spawn(server, server._guardian)
         except BaseException:
             server.stop()
@@ -137,7 +138,7 @@ class PostgresServer:
     @property
     def command(self) -> list[str]:
         settings = _COMMON_SETTINGS | ({} if self._durable else _TEST_SETTINGS)
-        settings |= {"port": str(self.port), "unix_socket_directories": str(self._sockets)}
+        settings |= {"port": str(self.port), "unix_socket_directories": str(self.sockets)}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return [str(self._binaries / "bin" / "postgres"), "-D", str(self.data), *options]
 
@@ -184,7 +185,7 @@ class PostgresServer:
     def release(self, *, keep_data: bool = False) -> None:
         """After the process has ended: give the folders free."""
         if self._lock >= 0:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+            shutil.rmtree(self.sockets, ignore_errors=True)
             if not (self._durable or keep_data):
                 shutil.rmtree(self.home, ignore_errors=True)
             os.close(self._lock)

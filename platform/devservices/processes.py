@@ -37,6 +37,9 @@ def folder_lock(folder: Path) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise ServerError(f"{folder} is in use by another running server") from None
+    if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
+        os.close(descriptor)  # a guardian was just removing it
+        raise ServerError(f"{folder} was removed by the end of an earlier server: start again")
     return descriptor
 
 

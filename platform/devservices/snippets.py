@@ -1,8 +1,10 @@
 """What a newcomer copies from the terminal once everything runs."""
 
-from typing import Any
+from typing import Any, Final
 
 from devservices.state import UpSettings
+
+QUESTION: Final = "What is the capital of France?"  # one that a very small model answers
 
 
 def ready_text(settings: UpSettings, seeded: dict[str, Any], model: str) -> str:
@@ -12,12 +14,14 @@ def ready_text(settings: UpSettings, seeded: dict[str, Any], model: str) -> str:
     return f"""ready {url}
 
 curl -N {url}/v1/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\
-  -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
+  -d '{{"model": "{model}", "stream": true, "temperature": 0,
+       "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
 
+# Python, after: pip install openai
 from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="{key}")
-question = [{{"role": "user", "content": "Tell me a story."}}]
-for chunk in client.chat.completions.create(model="{model}", messages=question, stream=True):
+question = [{{"role": "user", "content": "{QUESTION}"}}]
+for chunk in client.chat.completions.create(model="{model}", messages=question, temperature=0, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 
 console {url}/console/   user {admin["username"]}   password {admin["password"]}

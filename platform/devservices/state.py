@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from devservices.paths import write_private
 from devservices.roles import ROLES
@@ -45,8 +46,8 @@ def up_settings(environment: dict[str, str]) -> UpSettings:
         weights=Path(environment.get("SLUICE_WEIGHTS") or state / "weights").resolve(),
         port=_number(environment, "SLUICE_PORT", default=8000, least=1, most=65535),
         workers=_number(environment, "SLUICE_WORKERS", default=1, least=1, most=64),
-        database_url=environment.get("DATABASE_URL") or None,
-        redis_url=environment.get("REDIS_URL") or None,
+        database_url=_url(environment, "DATABASE_URL", ("postgresql", "postgres")),
+        redis_url=_url(environment, "REDIS_URL", ("redis", "rediss")),
     )
 
 
@@ -55,6 +56,25 @@ def _number(environment: dict[str, str], name: str, *, default: int, least: int,
     if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise UpError(f"{name} must be a number from {least} to {most}, not {text!r}")
     return int(text)
+
+
+def _url(environment: dict[str, str], name: str, schemes: tuple[str, ...]) -> str | None:
+    """The value is not quoted in the refusal: it may hold a password."""
+    text = environment.get(name)
+    if not text:
+        return None
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in schemes and (parts.port is None or parts.port > 0)
+        sound = sound and bool(parts.hostname or "host=" in parts.query)
+    except ValueError:  # a port or an address that cannot be one
+        sound = False
+    if not sound:
+        example = {"DATABASE_URL": "admin:PASSWORD@HOST:5432/sluice", "REDIS_URL": ":PASSWORD@HOST:6379/0"}[
+            name
+        ]
+        raise UpError(f"{name} is not a URL such as {schemes[0]}://{example}: correct it, or leave it out")
+    return text
 
 
 async def state_lock(settings: UpSettings) -> int:
@@ -70,6 +90,12 @@ async def state_lock(settings: UpSettings) -> int:
         raise UpError(
             f"cannot use the state folder {settings.state} ({error.strerror}): set SLUICE_STATE"
         ) from None
+    if not os.access(settings.state, os.W_OK | os.X_OK, effective_ids=True):
+        os.close(descriptor)
+        raise UpError(
+            f"cannot write in the state folder {settings.state}: "
+            "make it yours, or choose another with SLUICE_STATE"
+        )
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _GUARDIAN_PATIENCE_S
     while True:
@@ -154,7 +180,8 @@ def demo_write(settings: UpSettings, seeded: dict[str, Any], model: str, pids: d
     write_private(settings.state / "demo.json", json.dumps(demo, indent=2) + "\n")
 
 
-def services_write(settings: UpSettings, roles: dict[str, str], redis_url: str) -> None:
-    """`services.json`: login URLs by role, for psql and the like; replaced at every start."""
-    services = {"database": roles, "redis": redis_url}
+def services_write(settings: UpSettings, roles: dict[str, str], redis_url: str, dispatch: str) -> None:
+    """`services.json`: where everything listens, for psql and for `manage.py`; replaced at every start."""
+    weights = str(settings.weights)
+    services = {"database": roles, "redis": redis_url, "dispatch": dispatch, "weights": weights}
     write_private(settings.state / "services.json", json.dumps(services, indent=2) + "\n")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from devservices.child import Child, ProcessSpec
 from devservices.guardian import MARK_VARIABLE, Guardian
@@ -27,6 +28,10 @@ class StartFailed(Exception):
     """A process did not come up; the message names its log and quotes its end."""
 
 
+class AlreadyTold(StartFailed):
+    """A process whose errors went to our terminal did not succeed: it has said why itself."""
+
+
 class Supervisor:
     def __init__(
         self, *, on_change: Callable[[], None], report: Callable[[str], None], keep_open: Sequence[int]
@@ -34,6 +39,7 @@ class Supervisor:
         self._on_change = on_change
         self._report = report
         self._keep_open = tuple(keep_open)
+        self._folders: list[Path] = []
         self._mark = secrets.token_hex(8)
         self._children: dict[str, Child] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -62,15 +68,21 @@ class Supervisor:
             text = output.read().decode(errors="replace")
         self._forget(child)
         if child.process.returncode != 0:
-            raise StartFailed(self._failure(child, "" if shown else "its log"))
+            told = shown and child.process.returncode > 0  # one that was killed has said nothing
+            raise (AlreadyTold if told else StartFailed)(self._failure(child))
         return text
+
+    def remove_at_end(self, folder: Path) -> None:
+        """Should we be killed, the guardian removes `folder` once everything has ended."""
+        self._folders.append(folder)
+        self._guardian.remove([folder])
 
     def running(self) -> None:
         """The start is over: from now on processes that end are started again."""
         self._restarts = True
 
     async def stop(self, stages: Sequence[Sequence[str]], hurry: asyncio.Event) -> None:
-        """Stop the named processes stage by stage, then whatever else is left."""
+        """Stop the named processes stage by stage, then whatever else is left. A hurry waits for nobody."""
         self._stopping = True
         for keeper in self._keepers.values():
             keeper.cancel()
@@ -107,7 +119,7 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.ended.wait(), READY_POLL_S)
             if child.ended.is_set() or loop.time() > deadline:
-                raise StartFailed(self._failure(child, "its log"))
+                raise StartFailed(self._failure(child))
 
     async def _keep(self, spec: ProcessSpec, child: Child) -> None:
         delay_s = FIRST_DELAY_S
@@ -117,7 +129,7 @@ class Supervisor:
             self._guardian.forget(child.pid)
             if not self._restarts:
                 if not self.failed.done():
-                    self.failed.set_result(StartFailed(self._failure(child, "its log")))
+                    self.failed.set_result(StartFailed(self._failure(child)))
                 return
             steady = asyncio.get_running_loop().time() - child.started_at > STEADY_S
             delay_s = FIRST_DELAY_S if steady else delay_s
@@ -140,7 +152,8 @@ class Supervisor:
             if not await _ends(child, child.spec.stop_timeout_s, hurry) and child.spec.hurry_timeout_s > 0:
                 await _ends(child, child.spec.hurry_timeout_s, None)
             if not child.ended.is_set():
-                self._report(f"{child.spec.name} did not stop in time and is killed")
+                if not hurry.is_set():  # else it was asked for
+                    self._report(f"{child.spec.name} did not stop in time and is killed")
                 child.process.send_signal(signal.SIGKILL)
                 await child.ended.wait()
         self._forget(child)
@@ -152,11 +165,9 @@ class Supervisor:
             del self._children[child.spec.name]
         self._on_change()
 
-    def _failure(self, child: Child, quoted: str) -> str:
+    def _failure(self, child: Child) -> str:
         head = f"{child.spec.name} did not start ({child.outcome})"
-        if not quoted:
-            return f"{head}: see the lines above"
-        return f"{head}; {quoted} {child.spec.log} ends with:\n{log_tail(child.spec.log)}"
+        return f"{head}; its log {child.spec.log} ends with:\n{log_tail(child.spec.log)}"
 
     def _guardian_start(self) -> Guardian:
         """The guardian is watched as well: without it a kill -9 of ours would leave orphans."""
@@ -173,6 +184,7 @@ class Supervisor:
                 self._guardian = self._guardian_start()
                 for child in self._children.values():
                     self._guardian.watch(child.pid, child.spec.stop_signal)
+                self._guardian.remove(self._folders)
 
         loop.add_reader(handle, ended)
         return guardian

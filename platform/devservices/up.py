@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
@@ -34,7 +36,7 @@ from devservices.state import (
     state_lock,
     up_settings,
 )
-from devservices.supervisor import StartFailed, Supervisor
+from devservices.supervisor import AlreadyTold, StartFailed, Supervisor
 from devservices.valkey import ValkeyServer
 
 Result = TypeVar("Result")
@@ -50,11 +52,22 @@ def up(*, once: bool = False) -> int:
     try:
         settings = up_settings(dict(os.environ))
         return asyncio.run(_run(settings, once))
+    except AlreadyTold:
+        return 1
     except _EXPECTED as error:
         sys.stderr.write(f"{error}\n")
     except OSError as error:  # a full disk, a folder of somebody else's
-        sys.stderr.write(f"cannot go on: {error}\n")
+        sys.stderr.write(f"{_explained(error)}\n")
     return 1
+
+
+def _explained(error: OSError) -> str:
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS} and error.filename:
+        folder = Path(os.fsdecode(error.filename)).parent
+        return (
+            f"cannot write in {folder} ({error.strerror}): make it yours, or choose another with SLUICE_STATE"
+        )
+    return f"cannot go on: {error}"
 
 
 async def _run(settings: UpSettings, once: bool) -> int:
@@ -76,7 +89,9 @@ class _Up:
         self.seeded: dict[str, Any] = {}
         self.model = ""
         self.began = time.monotonic()
+        self.run_folder = run_folder(settings.state)
         self.supervisor = Supervisor(on_change=self._demo_update, report=say, keep_open=[lock])
+        self.supervisor.remove_at_end(self.run_folder)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -97,11 +112,15 @@ class _Up:
             await self.supervisor.stop(STOP_STAGES, self.hurry)
             for server in self.servers:
                 server.release()
-            shutil.rmtree(run_folder(self.settings.state), ignore_errors=True)
+            shutil.rmtree(self.run_folder, ignore_errors=True)
             say("stopped")
 
     def _asked_to_stop(self) -> None:
-        (self.hurry if self.stop.is_set() else self.stop).set()
+        if not self.stop.is_set():
+            self.stop.set()
+        elif not self.hurry.is_set():
+            say("hurrying: what does not stop at once is killed")
+            self.hurry.set()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
         """Whether `work` finished. Raises what it raised, or why a process that should run has ended."""
@@ -126,8 +145,8 @@ class _Up:
         redis_url = await self._valkey()
         passwords = {role: secrets[f"database_{role}"] for role in ROLES}
         self.roles = await self._roles(admin_url, database, passwords)
-        services_write(settings, self.roles, redis_url)
         stack = Stack(settings, secrets, self.roles, redis_url)
+        services_write(settings, self.roles, redis_url, stack.dispatch_address)
         await self._step("migrate", supervisor.run_once(stack.migrate()))
         imported = await self._step("model", supervisor.run_once(stack.model_import(), shown=True))
         self.model, digest = imported.split()[-2:]
@@ -150,6 +169,7 @@ class _Up:
             return self.settings.database_url, database or DATABASE
         server = await asyncio.to_thread(PostgresServer.prepare, self.settings.state)
         self.servers.append(server)
+        self.supervisor.remove_at_end(server.sockets)
         await self._step("postgres", self.supervisor.start(server_spec(server)))
         return server.url, DATABASE
 
@@ -165,7 +185,7 @@ class _Up:
     async def _roles(self, admin_url: str, database: str, passwords: dict[str, str]) -> dict[str, str]:
         try:
             return await asyncio.to_thread(bootstrap, admin_url, database, passwords)
-        except psycopg.OperationalError as error:
+        except (psycopg.Error, ValueError) as error:  # ValueError: a host name that cannot be one
             reason = " ".join(str(error).split())
             raise UpError(f"cannot use the database server as its administrator: {reason}") from error
 
@@ -199,7 +219,7 @@ def _redis_check(url: str) -> None:
     try:
         with redis.Redis.from_url(url, socket_timeout=5.0) as client:
             client.ping()
-    except (redis.RedisError, ValueError) as error:
+    except (redis.RedisError, ValueError, TypeError) as error:  # TypeError: a query option it does not know
         raise UpError(f"cannot use the server that REDIS_URL names: {error}") from error
 
 

@@ -64,6 +64,8 @@ class ValkeyServer:
         server = cls.prepare(state_folder, durable=durable)
         server._guardian = Guardian.start()
         try:
+            if not durable:
+                server._guardian.remove([server.home], lock=server.home)
             server._process = server_spawn(server, server._guardian)
         except BaseException:
             server.stop()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.devservices.folders import read_only
 from tests.devservices.processes import gone_within
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -218,6 +219,18 @@ def test_a_pip_that_is_too_old_is_told_what_to_install(project: Path) -> None:
     status, line = _run(project, PYTHONPATH=str(project / "old"))
 
     assert (status, line) == (1, "pip 20.3 is too old (22.3 or newer is needed): apt-get install python3-pip")
+
+
+def test_a_read_only_checkout_is_one_line_that_says_what_to_do(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with read_only(tmp_path_factory.mktemp("disk") / "checkout", project) as checkout:
+        answer = _run(checkout)
+
+    assert answer == (
+        1,
+        f"cannot write in {checkout}: copy the checkout to a folder of your own and run this there",
+    )
 
 
 def test_no_disk_space_is_one_line(project: Path) -> None:

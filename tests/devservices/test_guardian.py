@@ -1,9 +1,13 @@
 """The guardian ends what a killed owner left, and nothing else."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from devservices.guardian import Guardian
 from tests.devservices.processes import gone_within, line_of, script
@@ -68,6 +72,47 @@ def test_a_forgotten_group_is_left_alone() -> None:
     assert kept.poll() is None
     kept.kill()
     kept.wait()
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_killed_owner_leaves_no_folder_but_one_that_somebody_uses_again(
+    tmp_path: Path, locked: bool
+) -> None:
+    source = """
+import sys, time
+from pathlib import Path
+from devservices.guardian import Guardian
+guardian = Guardian.start()
+lock, other = Path(sys.argv[1]), Path(sys.argv[2])
+guardian.remove([lock, other], lock=lock)
+print(guardian.pid, flush=True)
+time.sleep(60)
+"""
+    folders = [tmp_path / "data folder", tmp_path / "sockets"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").write_text("")
+    owner = script(source, *map(str, folders))
+    guardian = int(line_of(owner))
+    held = os.open(folders[0], os.O_RDONLY)
+    if locked:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+    owner.kill()
+    owner.communicate()
+
+    assert gone_within(guardian, 5.0)
+    assert [folder.exists() for folder in folders] == [locked, locked]
+    os.close(held)
+
+
+def test_after_close_no_folder_is_removed(tmp_path: Path) -> None:
+    guardian = Guardian.start()
+    guardian.remove([tmp_path])
+
+    guardian.close()
+
+    assert tmp_path.exists()
 
 
 def test_signals_of_the_terminal_do_not_end_it() -> None:

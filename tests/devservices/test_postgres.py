@@ -18,6 +18,7 @@ from tests.devservices.processes import gone_within, line_of, owner_uid, script
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes the server's user")
 NOBODY_UID = 65534
+SOCKETS = "unix_socket_directories"
 OWNER = """
 import sys, time
 from pathlib import Path
@@ -158,14 +159,23 @@ def test_two_servers_on_one_folder_are_refused(state: Path) -> None:
     server.stop()
 
 
-def test_the_server_ends_with_a_killed_owner(state: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_the_server_ends_with_a_killed_owner_and_leaves_no_data_or_sockets(
+    state: Path, sent: signal.Signals
+) -> None:
     owner = script(OWNER, str(state))
-    pid = int(line_of(owner).split()[0])
+    pid, guardian, url = line_of(owner).split()
+    data, sockets = (Path(str(_query(url, f"SHOW {name}"))) for name in ("data_directory", SOCKETS))
+    assert data.exists()
+    assert sockets.exists()
 
-    owner.kill()
+    owner.send_signal(sent)
     owner.communicate()
 
-    assert gone_within(pid, 5.0)
+    assert gone_within(int(pid), 5.0)
+    assert gone_within(int(guardian), 5.0)
+    assert not data.parent.exists()
+    assert not sockets.exists()
 
 
 @as_root

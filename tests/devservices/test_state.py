@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,3 +181,29 @@ def test_a_run_folder_that_somebody_else_prepared_is_refused(tmp_path: Path) -> 
 
     with pytest.raises(FolderError, match="in the way"):
         own_folder(tmp_path / "run", RunUser(os.geteuid(), os.getegid()))
+
+
+def test_a_state_folder_that_cannot_be_written_is_named_though_its_lock_file_can() -> None:
+    source = """
+import asyncio, os, sys
+from pathlib import Path
+from devservices.state import UpError, state_lock, up_settings
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    asyncio.run(state_lock(up_settings({"SLUICE_STATE": sys.argv[1]})))
+except UpError as error:
+    print(error)
+"""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        state = Path(name) / "state"
+        Path(name).chmod(0o711)
+        state.mkdir()
+        (state / "up.lock").touch()
+        (state / "up.lock").chmod(0o666)
+        state.chmod(0o555)
+
+        said, _ = script(source, str(state)).communicate()
+
+        advice = "make it yours, or choose another with SLUICE_STATE"
+        assert said == f"cannot write in the state folder {state}: {advice}\n"

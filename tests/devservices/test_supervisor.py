@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from devservices.child import ProcessSpec
-from devservices.supervisor import StartFailed, Supervisor
+from devservices.supervisor import AlreadyTold, StartFailed, Supervisor
 from tests.devservices.processes import gone_within, line_of, script
 
 SLEEPER = "import time; time.sleep(60)"
@@ -191,6 +191,7 @@ async def test_a_hurry_does_not_wait_for_anybody(watched: Watched, tmp_path: Pat
 
     async with asyncio.timeout(10):
         await stopping
+    assert watched.reports.empty()  # it was asked for
 
 
 async def test_a_program_run_once_returns_what_it_printed(watched: Watched, tmp_path: Path) -> None:
@@ -200,6 +201,18 @@ async def test_a_program_run_once_returns_what_it_printed(watched: Watched, tmp_
     )
     with pytest.raises(StartFailed, match="once did not start"):
         await watched.supervisor.run_once(_spec(tmp_path, "once", "raise SystemExit(1)"))
+
+
+async def test_a_program_whose_errors_were_shown_has_said_why_unless_it_was_killed(
+    watched: Watched, tmp_path: Path
+) -> None:
+    with pytest.raises(AlreadyTold):
+        await watched.supervisor.run_once(_spec(tmp_path, "once", "raise SystemExit(1)"), shown=True)
+
+    killed = _spec(tmp_path, "once", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(StartFailed, match=r"once did not start \(SIGKILL\)") as failure:
+        await watched.supervisor.run_once(killed, shown=True)
+    assert not isinstance(failure.value, AlreadyTold)
 
 
 async def test_a_killed_guardian_is_replaced_by_one_that_knows_everybody(
@@ -225,6 +238,8 @@ async def main():
     folder = Path(sys.argv[1])
     await watched.supervisor.start(_spec(folder, "sleeper", SLEEPER))
     await watched.supervisor.start(_printed(_spec(folder, "stubborn", STUBBORN)))
+    (folder / "run").mkdir()
+    watched.supervisor.remove_at_end(folder / "run")
     print(watched.supervisor._guardian.pid, *watched.supervisor.pids.values(), flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -237,6 +252,7 @@ asyncio.run(main())
     supervisor.communicate()
 
     assert all(gone_within(pid, 5.0) for pid in pids)
+    assert not (tmp_path / "run").exists()
 
 
 def _printed(spec: ProcessSpec) -> ProcessSpec:

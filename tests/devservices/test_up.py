@@ -1,19 +1,30 @@
 """`manage.py up` when it cannot: one clear line, exit status 1, nothing left running."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from devservices.paths import state_hash
 from devservices.processes import free_port, processes_working_in
 from devservices.valkey import ValkeyServer
+from tests.devservices.folders import read_only
 from tests.devservices.processes import line_of, script
 from tests.devservices.test_state import HOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def data_removed(tmp_path: Path) -> Iterator[None]:
+    """The data that a closed state folder sent to /var/tmp."""
+    yield
+    shutil.rmtree(Path("/var/tmp") / f"sluice-{state_hash(tmp_path)}", ignore_errors=True)
 
 
 def _up(state: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -67,6 +78,50 @@ def test_a_server_of_the_users_that_does_not_answer_is_one_line_and_ours_are_sto
     assert answer.stdout.splitlines()[-1] == "stopped"
     assert not processes_working_in(tmp_path / "valkey")
     ValkeyServer.prepare(tmp_path).release()  # its folder is free again
+
+
+@pytest.mark.parametrize(
+    ("variable", "url", "said"),
+    [
+        ("DATABASE_URL", "nonsense", "DATABASE_URL is not a URL such as postgresql://"),
+        (
+            "DATABASE_URL",
+            "mysql://root:secret@127.0.0.1/x",
+            "DATABASE_URL is not a URL such as postgresql://",
+        ),
+        ("DATABASE_URL", "postgresql://h:port/x", "DATABASE_URL is not a URL such as postgresql://"),
+        ("DATABASE_URL", "postgresql://127.0.0.1:1/x?colour=red", "cannot use the database server"),
+        ("REDIS_URL", "nonsense", "REDIS_URL is not a URL such as redis://"),
+        ("REDIS_URL", "memcached://:secret@127.0.0.1", "REDIS_URL is not a URL such as redis://"),
+        ("REDIS_URL", "redis://[::1", "REDIS_URL is not a URL such as redis://"),
+        ("REDIS_URL", "redis://127.0.0.1:1/0?colour=red", "cannot use the server that REDIS_URL names"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_one_line_without_its_password(
+    tmp_path: Path, variable: str, url: str, said: str
+) -> None:
+    answer = _up(tmp_path, **{variable: url})
+
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (1, 1)
+    assert answer.stderr.startswith(said)
+    assert "secret" not in answer.stderr
+
+
+def test_a_model_that_cannot_be_fetched_is_the_line_of_the_import_alone(tmp_path: Path) -> None:
+    answer = _up(tmp_path, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0", PIP_NO_CACHE_DIR="1")
+
+    assert answer.returncode == 1
+    assert "did not start" not in answer.stderr
+    assert answer.stderr.strip().splitlines()[-1].startswith("CommandError: ")
+
+
+def test_a_read_only_state_folder_is_named(tmp_path: Path) -> None:
+    with read_only(tmp_path / "disk") as folder:
+        answer = _up(folder / "state")
+
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr.startswith(f"cannot use the state folder {folder / 'state'} (")
+    assert answer.stderr.endswith("set SLUICE_STATE\n")
 
 
 def test_a_damaged_log_folder_is_one_line(tmp_path: Path) -> None:
