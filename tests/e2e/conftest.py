@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from devservices.guardian import Guardian
+from devservices.paths import state_hash
 from devservices.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +25,7 @@ class RunningStack:
 
     state: Path
     supervisor: subprocess.Popen[str]
+    guardian: Guardian
 
     @property
     def demo(self) -> dict[str, Any]:
@@ -57,13 +60,17 @@ def stack_start(state: Path, **variables: str) -> RunningStack:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
+    guardian = Guardian.start()  # should this process be killed
+    guardian.watch(supervisor.pid, signal.SIGINT)
+    guardian.remove([Path("/var/tmp") / f"sluice-{state_hash(state)}"])  # root's data lies there
     assert supervisor.stdout is not None
     printed = []
     for line in supervisor.stdout:
         printed.append(line)
         if line.startswith("ready "):
-            return RunningStack(state, supervisor)
+            return RunningStack(state, supervisor, guardian)
     pytest.fail("the stack did not start:\n" + "".join(printed))
 
 
@@ -71,6 +78,7 @@ def stack_stop(stack: RunningStack) -> None:
     stack.supervisor.send_signal(signal.SIGINT)
     printed, _ = stack.supervisor.communicate(timeout=60)
     assert stack.supervisor.returncode == 0, printed
+    stack.guardian.sweep()
 
 
 @pytest.fixture(scope="session")

@@ -56,17 +56,17 @@ async def test_in_nonstream_mode(stack: Any) -> None:
 
 
 async def test_while_prefilling_and_while_queued(stack: Any) -> None:
-    """The second long prompt may be placed beside the first; the last ones must wait in the queue."""
+    """A few long prompts may be placed before the worker's report says it is busy; the others must wait."""
     await eventually(lambda: is_idle(stack.redis_url))
-    before, callers = _request_ids(stack), [Caller(stack) for _ in range(4)]
+    before, callers = _request_ids(stack), [Caller(stack) for _ in range(8)]
     for caller in callers:
         await caller.post(LONG_PROMPT, stream=True, max_tokens=50)
     await eventually(lambda: any(q["depth"] >= 2 for q in fleet(stack.redis_url)["queues"]), 10, "a queue")
     for caller in callers:
         await caller.leave()
-    rows = await _new_rows(stack, before, 4)
+    rows = await _new_rows(stack, before, 8)
     assert {row["outcome"] for row in rows} == {"cancelled"}
-    assert [row["output_tokens"] for row in rows] == [0, 0, 0, 0]
+    assert {row["output_tokens"] for row in rows} == {0}
     never_begun = [row for row in rows if row["prompt_tokens"] == 0]
     assert len(never_begun) >= 2
     assert {row["cost_micro_usd"] for row in never_begun} == {0}
