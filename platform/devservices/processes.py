@@ -43,14 +43,15 @@ def folder_lock(folder: Path) -> int:
     return descriptor
 
 
-def processes_working_in(folder: Path) -> list[int]:
-    """Processes whose working folder is `folder`: how a server left behind is recognised."""
+def processes_working_in(folder: Path, program: str) -> list[int]:
+    """Processes of `program` whose working folder is `folder`: how a server left behind is recognised."""
     target = str(folder.resolve())
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if str((entry / "cwd").readlink()) == target:
+                executable = (entry / "exe").readlink().name.removesuffix(" (deleted)")
+                if str((entry / "cwd").readlink()) == target and executable == program:
                     found.append(int(entry.name))
             except OSError:  # ended meanwhile, or another user's
                 continue

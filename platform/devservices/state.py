@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from devservices.paths import write_private
 from devservices.roles import ROLES
@@ -75,6 +75,11 @@ def _url(environment: dict[str, str], name: str, schemes: tuple[str, ...]) -> st
         ]
         raise UpError(f"{name} is not a URL such as {schemes[0]}://{example}: correct it, or leave it out")
     return text
+
+
+def database_name(url: str) -> str:
+    """Of a PostgreSQL URL; empty when it names none."""
+    return unquote(urlsplit(url).path.lstrip("/"))
 
 
 async def state_lock(settings: UpSettings) -> int:

@@ -28,6 +28,7 @@ from devservices.stack import STOP_STAGES, Stack
 from devservices.state import (
     UpError,
     UpSettings,
+    database_name,
     demo_write,
     port_check,
     secrets_load,
@@ -165,8 +166,7 @@ class _Up:
     async def _postgres(self) -> tuple[str, str]:
         """An administrator's URL and the name of our database."""
         if self.settings.database_url:
-            database = self.settings.database_url.rpartition("/")[2].partition("?")[0]
-            return self.settings.database_url, database or DATABASE
+            return self.settings.database_url, database_name(self.settings.database_url) or DATABASE
         server = await asyncio.to_thread(PostgresServer.prepare, self.settings.state)
         self.servers.append(server)
         self.supervisor.remove_at_end(server.sockets)

@@ -109,7 +109,7 @@ class ValkeyServer:
 
     def clear_leftovers(self) -> None:
         """End a server that outlived its supervisor; the folder lock is ours, so nobody else's is meant."""
-        processes_end(processes_working_in(self.home), signal.SIGTERM, grace_s=5.0)
+        processes_end(processes_working_in(self.home, "valkey-server"), signal.SIGTERM, grace_s=5.0)
 
     def renew_port(self) -> None:
         self.port = free_port()

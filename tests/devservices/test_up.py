@@ -76,7 +76,7 @@ def test_a_server_of_the_users_that_does_not_answer_is_one_line_and_ours_are_sto
     assert said in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
     assert answer.stdout.splitlines()[-1] == "stopped"
-    assert not processes_working_in(tmp_path / "valkey")
+    assert not processes_working_in(tmp_path / "valkey", "valkey-server")
     ValkeyServer.prepare(tmp_path).release()  # its folder is free again
 
 
