@@ -68,7 +68,7 @@ async def test_while_prefilling_and_while_queued(stack: Any) -> None:
     assert {row["outcome"] for row in rows} == {"cancelled"}
     assert {row["output_tokens"] for row in rows} == {0}
     never_begun = [row for row in rows if row["prompt_tokens"] == 0]
-    assert len(never_begun) >= 2
+    assert 2 <= len(never_begun) < len(rows)  # the others were being prefilled
     assert {row["cost_micro_usd"] for row in never_begun} == {0}
     await eventually(lambda: is_idle(stack.redis_url), 5, "blocks coming free")
     state = fleet(stack.redis_url)
