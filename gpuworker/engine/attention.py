@@ -5,7 +5,8 @@ positions are. New keys and values are written first, then every row attends to 
 one token are gathered in buckets of similar length and attended to in one call a bucket, query heads that
 share a KV head side by side as queries. Rows that compute a chunk are attended to one by one.
 
-Padding reads block 0 and is masked. KV starts as zeros, because a masked NaN would still poison the sum.
+Padding and the rest of a last block are read and masked. A masked NaN would still poison the sum, so KV
+starts as zeros, and what a step with non-finite results wrote is erased.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ class KVCache:
     def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.keys = torch.zeros(layers, blocks * BLOCK_SIZE, kv_heads, head_dim, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
+
+    def erase(self, slots: Tensor) -> None:
+        self.keys.index_fill_(1, slots, 0)
+        self.values.index_fill_(1, slots, 0)
 
 
 @dataclass(frozen=True, slots=True)

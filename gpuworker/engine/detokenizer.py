@@ -21,19 +21,20 @@ class IncrementalDecoder:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._window = list(prompt[-CONTEXT_TOKENS:])
-        self._emitted = len(self._decode().rstrip(REPLACEMENT))  # characters of the window
+        self._emitted = len(self._decode(self._window).rstrip(REPLACEMENT))  # characters of the window
         self._complete = len(self._window)  # ids of the window whose text is all out
         self._held = 0
 
     def push(self, token: int) -> str:
         self._window.append(token)
         self._held += 1
-        text = self._decode()
+        text = self._decode(self._window)
         stable = text.rstrip(REPLACEMENT)
         if stable == text:
             return self._settle(text)
         delta = self._take(stable)
         if delta:
+            self._trim(text)
             self._held = 1
         elif self._held > MAX_HELD_TOKENS:
             delta = self._take(text)
@@ -42,24 +43,36 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """What is still held back: bytes of a character that will not be completed."""
-        return self._take(self._decode())
+        return self._take(self._decode(self._window))
 
     def _settle(self, text: str) -> str:
         delta = self._take(text)
         self._held = 0
         if len(self._window) > WINDOW_TOKENS:
             self._window = self._window[self._complete :]
-            self._emitted = len(self._decode())
+            self._emitted = len(self._decode(self._window))
         self._complete = len(self._window)
         return delta
+
+    def _trim(self, text: str) -> None:
+        """Keeps only the tokens that made the new text: where every token ends within a character, no later
+        moment is better. They hold a whole character; decoding after it depends on nothing earlier."""
+        if len(self._window) <= WINDOW_TOKENS:
+            return
+        window = self._window[-self._held :]
+        kept = self._decode(window)
+        settled = kept.lstrip(REPLACEMENT)  # a cut within a character shows as replacements at the start
+        if settled and text.endswith(settled):
+            self._window, self._complete = window, 0
+            self._emitted = len(kept.rstrip(REPLACEMENT))
 
     def _take(self, text: str) -> str:
         delta = text[self._emitted :]
         self._emitted = max(self._emitted, len(text))
         return delta
 
-    def _decode(self) -> str:
-        text: str = self._tokenizer.decode(self._window, skip_special_tokens=True)
+    def _decode(self, window: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(window, skip_special_tokens=True)
         return text
 
 

@@ -72,7 +72,8 @@ def exponential_log(keys: NDArray[np.uint64], entries: Tensor) -> Tensor:
     """log(E), E ~ Exp(1), [rows, vocabulary]. Minus this is standard Gumbel noise.
 
     MurmurHash3's 32-bit finaliser over (entry, low key), the high key mixed in half way. Uniforms are taken
-    as 31-bit integers near zero, where float32 is finest, because small E decide the argmax.
+    as 31-bit integers near zero, where float32 is finest, because small E decide the argmax. The largest
+    would round to 1 and make E infinite, so that an entry left out by top_k or top_p could win.
     """
     halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2).copy())
     bits = entries ^ halves[:, :1]
@@ -82,8 +83,8 @@ def exponential_log(keys: NDArray[np.uint64], entries: Tensor) -> Tensor:
     bits ^= (bits >> 13).bitwise_and_(0x7FFFF)
     bits *= -0x3D4D51CB  # 0xC2B2AE35
     bits ^= (bits >> 16).bitwise_and_(0xFFFF)
-    uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(-(2.0**-31))
-    return uniform.log1p_().neg_().log_()
+    negative = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(-(2.0**-31))
+    return negative.clamp_(min=-(1 - 2.0**-24)).log1p_().neg_().log_()
 
 
 def _truncate(logits: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float32]) -> None:

@@ -16,13 +16,15 @@ GATEWAY = "aa"
 GREEDY = Sampling(temperature=0.0)
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Token i is byte i, the way GPT-2 spells bytes; 256 is a special end token."""
+def byte_tokenizer(*runs: bytes) -> Tokenizer:
+    """Token i is byte i, the way GPT-2 spells bytes; 256 and on are `runs`, then a special end token."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {byte: chr(byte) for byte in printable}
     letters |= {byte: chr(256 + index) for index, byte in enumerate(others)}
-    tokenizer = Tokenizer(models.BPE({letters[byte]: byte for byte in range(256)}, []))
+    spelled = [letters[byte] for byte in range(256)]
+    spelled += ["".join(letters[byte] for byte in run) for run in runs]
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(spelled)}, []))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
     return tokenizer

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from tokenizers import Tokenizer
 
-from gpuworker.engine.detokenizer import MAX_HELD_TOKENS, Detokenizer, IncrementalDecoder, StopMatcher
+from gpuworker.engine.detokenizer import (
+    MAX_HELD_TOKENS,
+    WINDOW_TOKENS,
+    Detokenizer,
+    IncrementalDecoder,
+    StopMatcher,
+)
 from tests.engine.support import EOS, byte_tokenizer, sentencepiece_tokenizer
 
 BYTES = byte_tokenizer()
@@ -39,6 +45,37 @@ def test_leading_spaces_of_words_are_kept(prompt: list[int], data: st.DataObject
     decoder = IncrementalDecoder(PIECES, prompt)
     text = "".join(pushed(decoder, ids)) + decoder.flush()
     assert PIECES.decode(prompt) + text == PIECES.decode(prompt + ids)
+
+
+# Tokens of several bytes that end within a character; some complete the one before.
+CUT = [
+    b" \xe2",
+    b"\x82\xac \xe2",
+    b"\xa9x\xf0\x9f",
+    b"\x98\x80a\xc3",
+    b"\x80\x80\xef\xbf\xbdb\xe6\x97",
+    b"\xac\xc3",
+]
+CUTS = byte_tokenizer(*CUT)
+# Each brings a whole character, so that no run of invalid bytes is long enough to be let through.
+AMONG_CUTS = [[256], [257], [258], [259], [260], [0xE2, 0x82, 257], [0x80, 258], [0xF0, 0x9F, 259]]
+AMONG_CUTS += [[0xE2, 0x82, 261], [0x80] * 10 + [256], [97, 0xE6, 0x97], [97, 0xA5], [97]]
+
+
+@given(prompt=SOME_TEXT, pieces=st.lists(st.sampled_from(AMONG_CUTS), max_size=60))
+def test_tokens_that_end_within_characters_come_back_whole(prompt: str, pieces: list[list[int]]) -> None:
+    ids = [token for piece in pieces for token in piece]
+    decoder = IncrementalDecoder(CUTS, list(prompt.encode()))
+    text = "".join(pushed(decoder, ids)) + decoder.flush()
+    assert prompt + text == CUTS.decode([*prompt.encode(), *ids])
+
+
+@pytest.mark.parametrize("piece", AMONG_CUTS)
+def test_the_window_stays_short_when_the_text_is_never_complete(piece: list[int]) -> None:
+    decoder = IncrementalDecoder(CUTS, [1, 2, 3])
+    for token in piece * 100:
+        decoder.push(token)
+        assert len(decoder._window) <= WINDOW_TOKENS + MAX_HELD_TOKENS
 
 
 def test_endless_invalid_bytes_are_let_through_in_the_end() -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from gpuworker.engine import sampler as sampler_module
-from gpuworker.engine.sampler import Sampler, SamplingColumns
+from gpuworker.engine.sampler import Sampler, SamplingColumns, exponential_log, noise_keys
 
 VOCABULARY = 6
 
@@ -122,3 +122,19 @@ def test_neighbouring_seeds_and_positions_are_unrelated() -> None:
             continue
         assert sum(a == b for a, b in zip(base, other, strict=True)) < 20
     assert len(set(base)) > 950
+
+
+@pytest.mark.parametrize("options", [{"top_k": [1]}, {"top_p": [0.5]}])
+def test_the_largest_noise_never_lets_an_entry_left_out_win(options: dict[str, list[Any]]) -> None:
+    # Given the draw in which the only entry that is kept has noise too large for float32's uniforms below 1
+    seed, position, entry = 7, 249, 34_581
+    logits = torch.full((1, 49_152), -5.0)
+    logits[0, entry] = 20.0
+    noise = exponential_log(
+        noise_keys(np.array([seed], np.uint64), np.array([position], np.uint64)),
+        Sampler(logits.shape[1])._entries,
+    )
+    assert int(noise.argmax()) == entry
+    assert bool(torch.isfinite(noise).all())
+    # Then it is drawn
+    assert draw(logits, [seed], [position], **options) == [entry]
