@@ -12,7 +12,7 @@ from devservices.paths import run_folder, socket_path
 from devservices.state import UpSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAIN_S = 10
+DRAIN_S = 10  # the gateway ends what is left two seconds before: gateway.limits.Limits.drain_s
 
 # First to stop comes first: no new work, then those who do it, then what they stand on.
 STOP_STAGES = (

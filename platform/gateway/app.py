@@ -5,7 +5,10 @@ Servers without lifespan events are served too; where they come, start and stop 
 
 import asyncio
 import logging
+import signal
+import threading
 from collections.abc import Awaitable, Callable
+from types import FrameType
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,6 +20,7 @@ from gateway.runtime import Gateway
 from gateway.settings import Settings, settings_from_environment
 
 Handler = Callable[[Gateway, Exchange], Awaitable[None]]
+SignalHandler = Callable[[int, FrameType | None], object]
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +90,33 @@ class Application:
             logger.exception("the gateway cannot start")
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
+        _signals_chain(gateway.stop_begin)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await gateway.close()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _signals_chain(stop_begin: Callable[[], None]) -> None:
+    """The lifespan's shutdown event comes after the server has cancelled its requests: too late to end them.
+
+    The server's own handlers are called as before, and it puts back what was there before them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # signals are for the main thread alone; such a server is stopped by its owner
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server_handler = signal.getsignal(number)
+        if not callable(server_handler):
+            continue
+
+        def handle(
+            received: int, frame: FrameType | None, server_handler: SignalHandler = server_handler
+        ) -> None:
+            loop.call_soon_threadsafe(stop_begin)
+            server_handler(received, frame)
+
+        signal.signal(number, handle)
 
 
 async def _serve(gateway: Gateway, exchange: Exchange) -> None:

@@ -30,6 +30,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "engine_error": (500, "server_error"),
     "stream_gap": (500, "server_error"),
     "usage_not_recorded": (500, "server_error"),
+    "gateway_stopping": (503, "server_error"),
     "overloaded": (503, "server_error"),
     "replica_lost": (503, "server_error"),
     "request_cancelled": (503, "server_error"),
@@ -76,6 +77,11 @@ class ApiError(Exception):
                 }
             }
         )
+
+
+def stopping() -> ApiError:
+    message = "this gateway is stopping; the request may be sent again"
+    return ApiError("gateway_stopping", message, retry_after_ms=1_000)
 
 
 def overloaded(message: str, retry_after_ms: int = 1_000) -> ApiError:

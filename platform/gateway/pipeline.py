@@ -146,6 +146,7 @@ async def _run(
         deadline_at=now + submit.deadline_ms / 1000,
         now=now,
     )
+    gateway.stopping_refuse()
     gateway.upstream.submit(stream)
     gateway.metrics.overhead.observe(now - stream.accepted_at)
     watcher.add_done_callback(lambda _: stream.leave())
@@ -154,14 +155,14 @@ async def _run(
     async def conclude_shielded(ended: Stream) -> UsageRecord:
         nonlocal is_concluding
         is_concluding = True
-        return await asyncio.shield(gateway.spawn(gateway.conclude(ended)))
+        return await asyncio.shield(gateway.conclude(ended))
 
     try:
         await Delivery(exchange, stream, reply, gateway.limits, conclude_shielded).run()
     finally:
         if not is_concluding:  # the server cancelled this task, or a defect: the request still ends and bills
             stream.leave()
-            gateway.spawn(gateway.conclude(stream))
+            gateway.conclude(stream)
 
 
 def _reply(exchange: Exchange, route: ModelRoute, generation: Generation) -> Reply:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from billing.contracts import UsageRecord
 from gateway.auth import authenticate
 from gateway.body import BodyReader
-from gateway.errors import ApiError, overloaded
+from gateway.errors import ApiError, overloaded, stopping
 from gateway.http import Exchange
 from gateway.metrics import Metrics
 from gateway.settings import Settings
@@ -45,6 +45,10 @@ class Gateway:
         self.open_requests = 0
         self._watchdog = Watchdog(self.upstream, settings.limits, metrics)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._conclusions: set[asyncio.Task[UsageRecord]] = set()
+        self._settling: set[asyncio.Timeout] = set()
+        self._is_stopping = False
+        self._stop_task: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, settings: Settings) -> "Gateway":
@@ -61,7 +65,30 @@ class Gateway:
             gateway.spawn(_forever(name, run))
         return gateway
 
+    def stop_begin(self) -> None:
+        """The server drains: shortly before its limit what still runs is ended with an error. Idempotent."""
+        if self._stop_task is None:
+            self._stop_task = self.spawn(self._drain())
+
+    async def _drain(self) -> None:
+        await asyncio.sleep(max(self.limits.drain_s - self.limits.drain_margin_s, 0.0))
+        self._streams_end()
+
+    def _streams_end(self) -> None:
+        self._is_stopping = True
+        for stream in list(self.upstream.streams.values()):
+            if not stream.is_settled:
+                stream.fail(stopping())
+        latest = asyncio.get_running_loop().time() + self._settle_s
+        for guard in [guard for guard in self._settling if not guard.expired()]:
+            guard.reschedule(min(guard.when() or latest, latest))
+
     async def close(self) -> None:
+        """Requests that the server cancelled are recorded first: their parts go last."""
+        self._streams_end()
+        await asyncio.sleep(0)  # cancelled requests start their conclusions
+        if self._conclusions:
+            await asyncio.wait(self._conclusions, timeout=self.limits.settle_s + 1)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -89,12 +116,18 @@ class Gateway:
 
     def admit(self) -> None:
         """Raises ApiError when nothing new may start. Holds nothing."""
+        self.stopping_refuse()
         if refusal := self.spool.refusal:
             raise overloaded(refusal, 10_000)
         if self.open_requests > self.limits.max_open_requests:
             raise overloaded("this gateway serves as many requests as it can")
         if not self.upstream.dispatcher.is_ready:
             raise overloaded("the dispatcher cannot be reached")
+
+    def stopping_refuse(self) -> None:
+        """Raises ApiError once the streams were ended."""
+        if self._is_stopping:
+            raise stopping()
 
     def route(self, grant: KeyGrant, slug: str) -> ModelRoute:
         """Raises ApiError."""
@@ -122,8 +155,17 @@ class Gateway:
 
     # -- the end of a request -----------------------------------------------------------------------------
 
-    async def conclude(self, stream: Stream) -> UsageRecord:
-        """Stop the work if it still runs, wait for the final counts, record them. Raises SpoolUnavailable."""
+    def conclude(self, stream: Stream) -> "asyncio.Task[UsageRecord]":
+        """Stop the work if it still runs, wait for the final counts, record them. Raises SpoolUnavailable.
+
+        Goes on when its request is cancelled, and `close` waits for it.
+        """
+        task = self.spawn(self._conclude(stream))
+        self._conclusions.add(task)
+        task.add_done_callback(self._conclusions.discard)
+        return task
+
+    async def _conclude(self, stream: Stream) -> UsageRecord:
         try:
             await self._settle(stream)
             record = usage_of(stream, self.upstream.incarnation, time.time_ns() // 1_000_000)
@@ -140,13 +182,23 @@ class Gateway:
         reasons = {"": "cancelled", "slow_reader": "cancelled", "deadline_exceeded": "deadline"}
         self.upstream.cancel(stream, reasons.get(code, "error"))
         try:
-            async with asyncio.timeout(self.limits.settle_s):
-                while not stream.is_settled:
-                    stream.wake.clear()
-                    await stream.wake.wait()
+            async with asyncio.timeout(self._settle_s) as guard:
+                self._settling.add(guard)
+                try:
+                    while not stream.is_settled:
+                        stream.wake.clear()
+                        await stream.wake.wait()
+                finally:
+                    self._settling.discard(guard)
         except TimeoutError:
             self.metrics.settle_timeouts.inc()
             logger.warning("request %s: no final count after its cancel", stream.request_id)
+
+    @property
+    def _settle_s(self) -> float:
+        """While stopping it is short: the error event comes after it, and before the server's limit."""
+        limits = self.limits
+        return min(limits.settle_s, limits.drain_margin_s / 2) if self._is_stopping else limits.settle_s
 
     def _measure(self, stream: Stream, record: UsageRecord) -> None:
         metrics, model = self.metrics, record.model

@@ -25,6 +25,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(msgspec.Struct):
@@ -32,6 +33,7 @@ class ChatMessage(msgspec.Struct):
 
     role: str
     content: str | list[ContentPart] | None = None
+    refusal: str | None = None
     tool_calls: Unsupported = _ABSENT
     function_call: Unsupported = _ABSENT
     audio: Unsupported = _ABSENT

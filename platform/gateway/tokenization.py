@@ -1,7 +1,8 @@
 """Prompts to token ids, per model version. What users write never becomes a control token.
 
-A text without any special token's spelling is tokenised whole, exactly as in training. Otherwise each such
-spelling is cut out and tokenised as ordinary text.
+A text without any added token's spelling is tokenised whole, exactly as in training. Otherwise each such
+spelling is cut out and tokenised as ordinary text. Long prompts are tokenised beside the event loop, in
+threads that release the interpreter lock.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from gateway.validation import Generation, Message
 from gpuworker.manifest import Manifest, WeightsMismatch, manifest_load, sha256_file
 
 _THREAD_CHARACTERS = 4096  # about 2 ms of tokenising; longer texts do not hold the event loop
+_MESSAGE_CHARACTERS = 32  # what rendering a message costs, however little it says
+_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")  # of all models together
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -30,15 +34,18 @@ class ModelTokenizer:
     def __init__(self, folder: Path) -> None:
         manifest = manifest_load(folder)
         _small_files_verify(folder, manifest)
-        self._json = (folder / "tokenizer.json").read_text()
-        self._tokenizer = Tokenizer.from_str(self._json)
-        self._literal: Tokenizer | None = None
-        added = self._tokenizer.get_added_tokens_decoder()
-        special = sorted((token.content for token in added.values() if token.special), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        document = json.loads((folder / "tokenizer.json").read_bytes())
+        self._tokenizer = Tokenizer.from_str(json.dumps(document))
+        control = [token for token in document.get("added_tokens") or () if token["content"].strip()]
+        spellings = sorted((token["content"] for token in control), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._vocabulary_size = max(vocabulary.values()) + 1
-        self._longest_token = max(map(len, vocabulary))
+        self._max_token_bytes = _max_token_bytes(document, vocabulary)
+        for token in control:  # the tokenizer matches an added token in any text unless it is special
+            token["special"] = True
+        self._literal = Tokenizer.from_str(json.dumps(document))  # the switch belongs to the object
+        self._literal.encode_special_tokens = True
         config = _json_read(folder / "tokenizer_config.json")
         tokens = {name: text for name in _TEMPLATE_TOKENS if (text := _token_text(config.get(name)))}
         template = folder / "chat_template.jinja"
@@ -46,48 +53,68 @@ class ModelTokenizer:
         self.stop_ids = _eos_ids(_json_read(folder / "generation_config.json"), manifest.config)
 
     async def encode(self, generation: Generation, max_tokens: int) -> list[int]:
-        """Ids of the prompt; may be longer than `max_tokens`. Raises ApiError."""
+        """Ids of the prompt, at most `max_tokens`. Raises ApiError."""
         if generation.ids is not None:
+            if len(generation.ids) > max_tokens:
+                raise context_length_error(max_tokens, len(generation.ids), param="prompt")
             return self._ids_check(generation.ids)
         if generation.messages is not None:
-            size = sum(len(message.content) for message in generation.messages)
+            if len(generation.messages) > max_tokens:  # each takes a token at least
+                raise context_length_error(max_tokens, None, param="messages")
+            size = sum(len(message.content) + _MESSAGE_CHARACTERS for message in generation.messages)
         else:
             size = len(generation.text or "")
-        if size > max_tokens * self._longest_token:  # no need to tokenise it to know
-            raise context_length_error(max_tokens, None, param="messages" if generation.is_chat else "prompt")
         if size > _THREAD_CHARACTERS:
-            return await asyncio.to_thread(self._encode, generation)
-        return self._encode(generation)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(_THREADS, self._encode, generation, max_tokens)
+        return self._encode(generation, max_tokens)
 
-    def _encode(self, generation: Generation) -> list[int]:
+    def _encode(self, generation: Generation, max_tokens: int) -> list[int]:
         if generation.messages is None:
-            return self._encode_text(generation.text or "")
+            text = generation.text or ""
+            tokenizer = self._literal if self._control.search(text) else self._tokenizer
+            return self._ids(tokenizer, text, max_tokens, param="prompt")
         if self._template is None:
             raise ApiError("invalid_value", "this model has no chat template", param="model")
-        if any(self._special.search(message.content) for message in generation.messages):
-            return self._encode_pieces(self._template, generation.messages)
-        return _ids(self._tokenizer, self._template.render(generation.messages))
+        if any(self._control.search(message.content) for message in generation.messages):
+            return self._encode_pieces(self._template, generation.messages, max_tokens)
+        return self._ids(
+            self._tokenizer, self._template.render(generation.messages), max_tokens, param="messages"
+        )
 
-    def _encode_text(self, text: str) -> list[int]:
-        tokenizer = self._literal_tokenizer() if self._special.search(text) else self._tokenizer
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=True).ids
-        return ids
-
-    def _encode_pieces(self, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
-        """For messages that spell special tokens."""
+    def _encode_pieces(
+        self, template: ChatTemplate, messages: Sequence[Message], max_tokens: int
+    ) -> list[int]:
+        """For messages that spell control tokens."""
         cut, marker, spellings = self._spellings_cut(messages)
         ids: list[int] = []
         for index, piece in enumerate(marker.split(template.render(cut))):
             if index % 2:  # the number of a spelling, between two pieces of text
-                ids += _ids(self._literal_tokenizer(), spellings[int(piece)])
+                ids += self._ids(self._literal, spellings[int(piece)], max_tokens, param="messages")
             elif piece:
-                ids += _ids(self._tokenizer, piece)
+                ids += self._ids(self._tokenizer, piece, max_tokens, param="messages")
+            if len(ids) > max_tokens:
+                raise context_length_error(max_tokens, None, param="messages")
+        return ids
+
+    def _ids(self, tokenizer: Tokenizer, text: str, max_tokens: int, *, param: str) -> list[int]:
+        """Raises ApiError where they are too many, without tokenising where that is certain before."""
+        if self._max_token_bytes and len(text.encode()) > max_tokens * self._max_token_bytes:
+            raise context_length_error(max_tokens, None, param=param)
+        is_whole = param == "prompt"  # a chat template writes the special tokens itself
+        if len(text) <= _THREAD_CHARACTERS:
+            encoding = tokenizer.encode(text, add_special_tokens=is_whole)
+        else:  # unlike `encode` it releases the interpreter lock
+            (encoding,) = tokenizer.encode_batch([text], add_special_tokens=is_whole)
+        if len(encoding) > max_tokens:
+            raise context_length_error(max_tokens, len(encoding), param=param)
+        ids: list[int] = encoding.ids
         return ids
 
     def _spellings_cut(
         self, messages: Sequence[Message]
     ) -> tuple[list[Message], "re.Pattern[str]", list[str]]:
-        """The messages with a marker, unguessable, where each special token was spelled out."""
+        """The messages with a marker, unguessable, where each control token was spelled out."""
         nonce = secrets.token_hex(16)
         spellings: list[str] = []
 
@@ -95,16 +122,8 @@ class ModelTokenizer:
             spellings.append(match.group())
             return f"\ue000{nonce}.{len(spellings) - 1}\ue001"
 
-        cut = [Message(message.role, self._special.sub(replace, message.content)) for message in messages]
+        cut = [Message(message.role, self._control.sub(replace, message.content)) for message in messages]
         return cut, re.compile(f"\ue000{nonce}\\.([0-9]+)\ue001"), spellings
-
-    def _literal_tokenizer(self) -> Tokenizer:
-        """A second tokenizer: the switch belongs to the object, and encoding threads share the first."""
-        if self._literal is None:
-            literal = Tokenizer.from_str(self._json)
-            literal.encode_special_tokens = True
-            self._literal = literal
-        return self._literal
 
     def _ids_check(self, ids: Sequence[int]) -> list[int]:
         if min(ids) < 0 or max(ids) >= self._vocabulary_size:
@@ -157,9 +176,19 @@ def _load(folder: Path) -> ModelTokenizer:
         raise WeightsMismatch(f"{folder} holds no usable tokenizer: {error!r}") from error
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
+def _max_token_bytes(document: dict[str, Any], vocabulary: dict[str, int]) -> int:
+    """The most bytes of a text that one token can stand for; 0 where nothing bounds it.
+
+    Sure of byte-level models alone: elsewhere normalisers, unknown words and greedy blanks swallow text.
+    """
+    is_byte_level = (document.get("decoder") or {}).get("type") == "ByteLevel"
+    swallows = any(token["lstrip"] or token["rstrip"] for token in document.get("added_tokens") or ())
+    if not is_byte_level or document.get("normalizer") or swallows:
+        return 0
+    added = {
+        token["content"] for token in document.get("added_tokens") or ()
+    }  # the others: a letter is a byte
+    return max(len(token.encode()) if token in added else len(token) for token in vocabulary)
 
 
 def _small_files_verify(folder: Path, manifest: Manifest) -> None:

@@ -115,6 +115,15 @@ class Upstream:
                 self.replicas.down(message)
 
 
+def _refusal(stream: Stream, message: str) -> ApiError:
+    """No replica will ever take it, so the client must not try again."""
+    if message.startswith("misrouted"):  # our defect, not the request's
+        return overloaded(message)
+    is_too_long = "longer than any replica" in message or "can be served" in message
+    code = "context_length_exceeded" if is_too_long else "invalid_value"
+    return ApiError(code, message, param="messages" if stream.generation.is_chat else "prompt")
+
+
 def _end(stream: Stream, ended: Ended) -> None:
     stream.ended_code = ended.code
     retry_after_ms = ended.retry_after_ms or 1_000
@@ -125,6 +134,8 @@ def _end(stream: Stream, ended: Ended) -> None:
             stream.fail(ApiError("deadline_exceeded", ended.message))
         case "cancelled":
             stream.fail(ApiError("request_cancelled", ended.message, retry_after_ms=retry_after_ms))
+        case "refused":
+            stream.fail(_refusal(stream, ended.message))
         case _:
             stream.fail(overloaded(ended.message, retry_after_ms))
     stream.settle()

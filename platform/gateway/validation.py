@@ -13,14 +13,18 @@ from gpuworker.wire.messages import Sampling
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_TEMPERATURE = 2.0
+MAX_MESSAGES = 32_768
 _MAX_MODEL_CHARACTERS = 256
-_SEED_MASK = (1 << 63) - 1
+_SEED_MASK = (1 << 64) - 1
+_MIN_SEED = -9_223_372_036_854_776_000  # -2**63 and 2**64, as JavaScript writes them
+_MAX_SEED = 18_446_744_073_709_552_000
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TIERS = {
     "auto": "interactive",
     "default": "interactive",
     "fast": "interactive",
     "priority": "interactive",
+    "scale": "interactive",
     "flex": "batch",
 }
 
@@ -62,6 +66,8 @@ def chat_validate(body: ChatBody) -> Generation:
         raise _invalid("max_completion_tokens", "must not be given together with max_tokens")
     if not body.messages:
         raise _invalid("messages", "must not be empty")
+    if len(body.messages) > MAX_MESSAGES:  # looking at each takes a microsecond of everybody's time
+        raise _invalid("messages", f"must hold at most {MAX_MESSAGES} messages")
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return _generation(body, param, messages=messages)
@@ -123,13 +129,15 @@ def _sampling(body: GenerationBody) -> Sampling:
     top_k = 0 if body.top_k is None else body.top_k
     if not 0 <= temperature <= MAX_TEMPERATURE:
         raise _invalid("temperature", f"must be between 0 and {MAX_TEMPERATURE:g}, not {temperature:g}")
-    if not 0 < top_p <= 1:
-        raise _invalid("top_p", f"must be above 0 and at most 1, not {top_p:g}")
+    if not 0 <= top_p <= 1:
+        raise _invalid("top_p", f"must be between 0 and 1, not {top_p:g}")
     if not -1 <= top_k < 1 << 31:
         raise _invalid("top_k", "must be a positive number, or 0 or -1 for off")
-    if body.seed is not None and not -(1 << 63) <= body.seed < 1 << 63:
+    if body.seed is not None and not _MIN_SEED <= body.seed <= _MAX_SEED:
         raise _invalid("seed", "must fit into 64 bits")
-    seed = secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK
+    seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
+    if top_p == 0:  # the limit of a shrinking nucleus: the likeliest token
+        top_p, top_k = 1.0, 1
     return Sampling(temperature=temperature, top_p=top_p, top_k=max(top_k, 0), seed=seed)
 
 
@@ -149,19 +157,23 @@ def _message(message: ChatMessage, param: str) -> Message:
         code = "unsupported_parameter" if message.role in ("tool", "function") else "invalid_value"
         raise ApiError(code, f"role {message.role!r} is not supported", param=f"{param}.role")
     content = message.content
+    if content is None and role == "assistant":
+        content = message.refusal
     if content is None:
         raise ApiError("missing_required_parameter", "a message needs content", param=f"{param}.content")
     if isinstance(content, str):
         return Message(role, content)
     texts = []
     for index, part in enumerate(content):
-        if part.type != "text":
+        is_refusal = part.type == "refusal" and role == "assistant"
+        if part.type != "text" and not is_refusal:
             where = f"{param}.content[{index}].type"
             raise ApiError("unsupported_parameter", f"content of type {part.type!r}", param=where)
-        if part.text is None:
-            where = f"{param}.content[{index}].text"
-            raise ApiError("missing_required_parameter", "a text part needs text", param=where)
-        texts.append(part.text)
+        text = part.refusal if is_refusal else part.text
+        if text is None:
+            where = f"{param}.content[{index}].{part.type}"
+            raise ApiError("missing_required_parameter", f"a {part.type} part needs {part.type}", param=where)
+        texts.append(text)
     return Message(role, "".join(texts))
 
 

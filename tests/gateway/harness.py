@@ -113,6 +113,7 @@ async def gateway_started(
     database_url: str = "",
     environment: dict[str, str] | None = None,
     peers: bool = True,
+    graceful_s: int = 10,
 ) -> AsyncIterator[GatewayProcess]:
     """With a `database_url` keys and routes come from there, else from a given snapshot."""
     with tempfile.TemporaryDirectory(prefix="sluice-gw-", dir="/tmp") as name:
@@ -152,7 +153,7 @@ async def gateway_started(
             listener.listen(4096)
             arguments = ["--factory", "tests.gateway.server:make", "--fd", str(listener.fileno())]
             arguments += ["--http", "tests.gateway.server:QuickProtocol", "--log-level", "info"]
-            arguments += ["--timeout-graceful-shutdown", "10", "--no-access-log"]
+            arguments += ["--timeout-graceful-shutdown", str(graceful_s), "--no-access-log"]
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",

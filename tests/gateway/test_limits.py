@@ -296,3 +296,59 @@ async def test_sigterm_lets_streams_finish() -> None:
         await asyncio.wait_for(gateway.process.wait(), 10)
         assert gateway.usage_of(submit.request_id).outcome == "completed"
         connection.close()
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["settled", "silent"])
+async def test_what_outlives_the_drain_ends_with_an_error_and_is_billed(answers: bool) -> None:
+    """The worker's last word may be missing: then what arrived counts."""
+    limits = {**QUICK, "drain_s": 3.0, "settle_s": 5.0}
+    async with gateway_started(limits=limits, graceful_s=3) as gateway:
+        gateway.worker.answers_cancels = answers
+        left, forsaken = await begin(gateway)  # waits for its counts already when the streams are ended
+        gateway.dispatcher.place(forsaken, gateway.worker)
+        gateway.worker.emit(forsaken.sid, 0, 1, "one")
+        streaming, streamed = await begin(gateway, stream=True)
+        waiting, waited = await begin(gateway, stream=True)
+        whole, unstreamed = await begin(gateway)
+        for submit in (streamed, unstreamed):
+            gateway.dispatcher.place(submit, gateway.worker)
+            gateway.worker.emit(submit.sid, 0, 2, "before")
+        await streaming.head()
+        assert b"before" in await streaming.chunk()
+        left.close()
+        await asyncio.wait_for(gateway.dispatcher.cancels.get(), WAIT_S)
+        gateway.process.send_signal(signal.SIGTERM)
+        signalled_at = asyncio.get_running_loop().time()
+        last = await asyncio.wait_for(streaming.chunk(), WAIT_S)
+        assert b"event: error" in last
+        assert b'"code":"gateway_stopping"' in last
+        assert await streaming.chunk() == b""
+        for connection in (waiting, whole):
+            response = await asyncio.wait_for(connection.response(), WAIT_S)
+            assert (response.status, response.json()["error"]["code"]) == (503, "gateway_stopping")
+            assert response.headers["retry-after"] == "1"
+            connection.close()
+        streaming.close()
+        await asyncio.wait_for(gateway.process.wait(), WAIT_S)
+        assert asyncio.get_running_loop().time() - signalled_at < 3.0
+        usage = {record.request_id: (record.outcome, record.output_tokens) for record in gateway.usage()}
+        assert usage == {
+            forsaken.request_id: ("cancelled", 1),
+            streamed.request_id: ("error", 2),
+            waited.request_id: ("error", 0),
+            unstreamed.request_id: ("error", 0),
+        }
+
+
+async def test_usage_is_recorded_when_the_server_cancels_first() -> None:
+    """A drain limit shorter than the gateway was told: no error event, but the row is written."""
+    async with gateway_started(limits=LIMITS, graceful_s=1) as gateway:
+        gateway.worker.answers_cancels = False
+        connection, submit = await begin(gateway, stream=True)
+        gateway.dispatcher.place(submit, gateway.worker)
+        gateway.worker.emit(submit.sid, 0, 2, "before")
+        await connection.head()
+        gateway.process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(gateway.process.wait(), WAIT_S)
+        assert gateway.usage_of(submit.request_id).output_tokens == 2
+        connection.close()

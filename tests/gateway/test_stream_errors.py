@@ -35,7 +35,6 @@ def events(response: Response) -> list[Any]:
         ({"code": "queue_full", "retry_after_ms": 2500}, 429, "queue_full", "error"),
         ({"code": "deadline_exceeded"}, 504, "deadline_exceeded", "deadline"),
         ({"code": "no_replica", "retry_after_ms": 90_000}, 503, "overloaded", "error"),
-        ({"code": "refused"}, 503, "overloaded", "error"),
     ],
 )
 async def test_ended_without_a_worker(
@@ -51,6 +50,29 @@ async def test_ended_without_a_worker(
         assert int(response.headers["retry-after-ms"]) <= 60_000
     record = gateway.usage_of(submit.request_id)
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == (outcome, 0, 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("message", "status", "code"),
+    [
+        ("the prompt is longer than any replica can hold", 400, "context_length_exceeded"),
+        ("unservable: the prompt has 90 tokens, 80 can be served", 400, "context_length_exceeded"),
+        ("unservable: token id 60000 is outside the vocabulary of 49152", 400, "invalid_value"),
+        ("misrouted: this worker holds a, not b", 503, "overloaded"),
+    ],
+)
+async def test_refused_for_good(
+    gateway: GatewayProcess, stream: bool, message: str, status: int, code: str
+) -> None:
+    """Where trying again cannot help, nothing invites the client to."""
+    task, submit = await begin(gateway, stream=stream)
+    gateway.dispatcher.send(Ended(sid=submit.sid, code="refused", message=message))
+    response = await task
+    error = response.json()["error"]
+    assert (response.status, error["code"], error["message"]) == (status, code, message)
+    assert ("retry-after" in response.headers) == (status == 503)
+    assert gateway.usage_of(submit.request_id).outcome == "error"
 
 
 @pytest.mark.parametrize(

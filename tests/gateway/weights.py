@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -30,11 +32,16 @@ def tokenizer_make() -> Tokenizer:
     return tokenizer
 
 
-def store_make(store: Path, *, template: str = TEMPLATE) -> str:
+def store_make(
+    store: Path, *, template: str = TEMPLATE, tokenizer_edit: Callable[[dict[str, Any]], None] | None = None
+) -> str:
     """The digest of the model, whose folder lies in `store` under that name."""
     folder = store / "building"
     folder.mkdir(parents=True)
-    tokenizer_make().save(str(folder / "tokenizer.json"))
+    document = json.loads(tokenizer_make().to_str())
+    if tokenizer_edit is not None:
+        tokenizer_edit(document)
+    (folder / "tokenizer.json").write_text(json.dumps(document))
     config = {
         "model_type": "llama",
         "max_position_embeddings": CONTEXT_TOKENS,
