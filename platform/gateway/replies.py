@@ -1,12 +1,13 @@
 """The OpenAI objects of a response: chat completions and text completions, whole and in chunks."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from billing.contracts import UsageRecord
 from gateway import sse
 
 
-class Reply:
+class Reply(ABC):
     """Builds every object of one response; id, model and creation time are the same in all of them."""
 
     def __init__(self, stream_id: str, created: int, route_slug: str, digest: str, tier: str) -> None:
@@ -46,14 +47,14 @@ class Reply:
             chunk["usage"] = None
         return chunk
 
-    def _text_choice(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _text_choice(self, text: str) -> dict[str, Any]: ...
 
-    def _finish_choice(self, finish_reason: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _finish_choice(self, finish_reason: str) -> dict[str, Any]: ...
 
-    def _whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]: ...
 
 
 class ChatReply(Reply):
