@@ -106,11 +106,12 @@ def test_commands_that_need_no_database_work_without_any_setting() -> None:
     assert (changes.returncode, changes.stdout.strip()) == (0, "No changes detected")
 
 
-def test_a_command_that_needs_one_names_the_missing_variable() -> None:
+def test_a_command_that_needs_one_says_what_is_missing(tmp_path: Path) -> None:
     """And finds no server that happens to run on this machine."""
-    result = _manage("key", "list", "--tenant", "acme")
+    result = _manage("key", "list", "--tenant", "acme", SLUICE_STATE=str(tmp_path))
     assert result.returncode == 1
-    assert "sluice-db-operator-is-not-set.invalid" in result.stderr
+    assert result.stderr.startswith(f"no running stack found under {tmp_path}")
+    assert "SLUICE_DB_" in result.stderr
 
 
 def test_serving_without_secrets_fails_closed() -> None:
