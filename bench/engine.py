@@ -14,8 +14,9 @@ from typing import Any
 from bench.report import bench_report, median, percentile
 from config.environment import weights_dir
 from gpuworker.engine.block_pool import blocks_for
-from gpuworker.engine.engine import Engine
+from gpuworker.engine.engine import CacheOptions, Engine
 from gpuworker.engine.model_runner import ModelRunner
+from gpuworker.engine.plan import Runner
 from gpuworker.wire.messages import RowKey, Sampling, Submit, pack_ids
 from modelsvc.importer import model_import_demo
 from policy.pacing import StepPacer
@@ -44,6 +45,22 @@ def submit_make(
         max_tokens=output_tokens,
         sampling=Sampling(temperature=temperature, seed=sid),
         ignore_eos=True,
+    )
+
+
+def engine_make(
+    runner: Runner, folder: Path, pacer: StepPacer | None, *, blocks: int, rows: int, context_tokens: int
+) -> Engine:
+    """Prompts that come again are computed again."""
+    return Engine(
+        runner,
+        folder / "tokenizer.json",
+        blocks=blocks,
+        max_rows=rows,
+        max_context_tokens=context_tokens,
+        pacer=pacer,
+        eos_ids=frozenset(),
+        cache=CacheOptions(secret=b"bench", is_shared=False),
     )
 
 
@@ -105,15 +122,8 @@ def main() -> None:
     )
     results = []
     for streams in [1, *options.streams]:  # the first warms up and is dropped
-        engine = Engine(
-            runner,
-            folder / "tokenizer.json",
-            blocks=blocks,
-            max_rows=rows,
-            max_context_tokens=context,
-            pacer=None if options.pacing == "off" else StepPacer(float(options.pacing)),
-            eos_ids=frozenset(),
-        )
+        pacer = None if options.pacing == "off" else StepPacer(float(options.pacing))
+        engine = engine_make(runner, folder, pacer, blocks=blocks, rows=rows, context_tokens=context)
         submits = [
             submit_make(
                 sid, runner.vocab_size, options.prompt_tokens, options.output_tokens, options.temperature
@@ -121,6 +131,7 @@ def main() -> None:
             for sid in range(streams)
         ]
         results.append(measure(engine, submits))
+        engine.close()
     title = (
         f"engine, {options.prompt_tokens} prompt + {options.output_tokens} output tokens, "
         f"pacing {options.pacing}, {str(runner.dtype).removeprefix('torch.')}, {options.threads} threads"

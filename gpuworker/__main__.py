@@ -13,13 +13,14 @@ import uvloop
 
 from gpuworker.backends.base import BackendError
 from gpuworker.backends.engine_backend import EngineBackend
-from gpuworker.engine.engine import Engine
+from gpuworker.engine.engine import CacheOptions, Engine
 from gpuworker.manifest import Manifest, WeightsMismatch, manifest_verify
 from gpuworker.options import Options, options_parse
 from gpuworker.server import Settings, WorkerFailed, WorkerServer
 from gpuworker.usage_journal import UsageJournal, WorkerIdentity
 from gpuworker.wire.journal import Journal, JournalFailed
 from gpuworker.wire.messages import new_incarnation
+from gpuworker.wire.prefix_secret import prefix_secret
 from policy.pacing import StepPacer
 
 logger = logging.getLogger("gpuworker")
@@ -38,18 +39,32 @@ def _logging_start(worker: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def _engine_build(options: Options, manifest: Manifest) -> Engine:
+def _engine_build(options: Options, manifest: Manifest, secret: str) -> Engine:
     target_ms = options.target_itl_ms
     pacer = StepPacer(target_ms) if target_ms is not None else None
+    cache = CacheOptions(
+        secret=prefix_secret(secret),
+        is_shared=options.has_prefix_cache,
+        host_blocks=options.host_kv_blocks,
+    )
     sizes = {"blocks": options.kv_blocks, "max_rows": options.max_rows}
     if options.backend == "scripted":
         from gpuworker.backends.scripted import engine_build as scripted_build
 
-        return scripted_build(options.weights, manifest, pacer=pacer, step_ms=options.step_ms, **sizes)
+        return scripted_build(
+            options.weights, manifest, pacer=pacer, cache=cache, step_ms=options.step_ms, **sizes
+        )
     from gpuworker.backends.native import engine_build as native_build  # brings torch: seconds, and memory
 
     return native_build(
-        options.weights, manifest, pacer=pacer, dtype=options.dtype, threads=options.threads, **sizes
+        options.weights,
+        manifest,
+        pacer=pacer,
+        cache=cache,
+        dtype=options.dtype,
+        threads=options.threads,
+        ranks=options.tensor_parallel,
+        **sizes,
     )
 
 
@@ -65,7 +80,9 @@ async def _serve(options: Options, secret: str, manifest: Manifest, engine: Engi
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop_or_exit, number)
     identity = WorkerIdentity(options.id, new_incarnation(), options.model, manifest.digest)
-    settings = Settings(options.dispatch, options.listen, secret, options.drain_s)
+    settings = Settings(
+        options.dispatch, options.listen, secret, options.drain_s, serves=options.role, labels=options.labels
+    )
     backend = EngineBackend(engine, max_rows=options.max_rows)
     try:
         await WorkerServer(settings, identity, backend, UsageJournal(journal, identity)).serve(stop)
@@ -82,7 +99,7 @@ def main() -> int:
         return 2
     try:
         manifest = manifest_verify(options.weights)
-        engine = _engine_build(options, manifest)
+        engine = _engine_build(options, manifest, secret)
         journal = Journal.open(options.spool)
     except (WeightsMismatch, BackendError, JournalFailed) as error:
         logger.error("cannot start: %s", error)

@@ -4,7 +4,7 @@ import hmac
 
 from gpuworker.wire.messages import PROTOCOL_VERSION, AnyMessage, Hello, Refusal
 
-ROLES = ("gateway", "controller")
+ROLES = ("gateway", "controller", "worker")
 
 
 def hello_check(message: AnyMessage, secret: str) -> Hello | Refusal:
@@ -16,5 +16,5 @@ def hello_check(message: AnyMessage, secret: str) -> Hello | Refusal:
     if not hmac.compare_digest(message.secret.encode(), secret.encode()):
         return Refusal(code="bad_secret", message="SLUICE_WIRE_SECRET differs")
     if message.role not in ROLES or not message.incarnation:
-        return Refusal(code="bad_role", message=f"a worker serves {' and '.join(ROLES)}, by incarnation")
+        return Refusal(code="bad_role", message=f"a worker serves {', '.join(ROLES)}, by incarnation")
     return message

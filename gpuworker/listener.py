@@ -1,10 +1,11 @@
-"""The worker's own door: gateways come for their token frames, the controller for usage records."""
+"""The worker's own door: gateways come for token frames, the controller for usage, other workers for KV."""
 
 import asyncio
 import logging
 from typing import Protocol
 
 from gpuworker.greeting import hello_check
+from gpuworker.prefill_service import PrefillService
 from gpuworker.usage_journal import WorkerIdentity
 from gpuworker.wire.connection import Connection, listen
 from gpuworker.wire.messages import (
@@ -15,8 +16,11 @@ from gpuworker.wire.messages import (
     Collected,
     Heartbeat,
     Hello,
+    Pause,
     Refusal,
+    Resume,
     RowKey,
+    Submit,
     Welcome,
 )
 
@@ -32,16 +36,21 @@ class Visitors(Protocol):
     def gateway_joined(self, gateway: str, connection: Connection) -> None: ...
     def gateway_left(self, gateway: str, connection: Connection) -> None: ...
     def row_cancel(self, row: RowKey, reason: str) -> None: ...
+    def row_pause(self, row: RowKey) -> None: ...
+    def row_resume(self, row: RowKey) -> None: ...
     def usage_collect(self, request: Collect) -> Collected: ...
 
 
 class Listener:
     """Owns the connections until they have greeted; afterwards a gateway's belongs to its outbox too."""
 
-    def __init__(self, secret: str, identity: WorkerIdentity, visitors: Visitors) -> None:
+    def __init__(
+        self, secret: str, identity: WorkerIdentity, visitors: Visitors, prefills: PrefillService
+    ) -> None:
         self._secret = secret
         self._identity = identity
         self._visitors = visitors
+        self._prefills = prefills
         self._server: asyncio.AbstractServer | None = None
         self._peers: dict[Connection, Hello | None] = {}  # None: did not greet yet
         self._empty = asyncio.Event()
@@ -81,6 +90,14 @@ class Listener:
         match peer.role, message:
             case "gateway", Cancel():
                 self._visitors.row_cancel(RowKey(peer.incarnation, message.sid), message.reason)
+            case "gateway", Pause():
+                self._visitors.row_pause(RowKey(peer.incarnation, message.sid))
+            case "gateway", Resume():
+                self._visitors.row_resume(RowKey(peer.incarnation, message.sid))
+            case "worker", Submit():
+                self._prefills.submit(connection, message)
+            case "worker", Cancel():
+                self._prefills.cancel(connection, message.sid)
             case "controller", Collect():
                 connection.send(self._visitors.usage_collect(message))
             case _, Heartbeat():
@@ -109,6 +126,8 @@ class Listener:
         logger.info("%s joined id=%s incarnation=%s", hello.role, hello.id, hello.incarnation)
         if hello.role == "gateway":
             self._visitors.gateway_joined(hello.incarnation, connection)
+        elif hello.role == "worker":
+            self._prefills.joined(hello.incarnation, connection)
 
     def _closed(self, connection: Connection, cause: str) -> None:
         peer = self._peers.pop(connection)
@@ -118,3 +137,5 @@ class Listener:
             logger.info("%s left id=%s: %s", peer.role, peer.id, cause)
             if peer.role == "gateway":
                 self._visitors.gateway_left(peer.incarnation, connection)
+            elif peer.role == "worker":
+                self._prefills.left(connection)

@@ -14,6 +14,7 @@ from gpuworker.dispatch_link import DispatchLink
 from gpuworker.listener import Listener
 from gpuworker.load_report import LoadReport
 from gpuworker.outbox import Outboxes
+from gpuworker.row_table import RowTable
 from gpuworker.usage_journal import UsageJournal, WorkerIdentity
 from gpuworker.wire.connection import Connection
 from gpuworker.wire.messages import (
@@ -32,7 +33,6 @@ from gpuworker.wire.messages import (
 )
 
 CANCEL_REASONS = ("cancelled", "deadline", "error")
-TOKEN_BYTES = 4
 CANCEL_GRACE_S = 5.0  # after the drain: for the step in progress, and the last frames
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class Settings:
     listen: str
     secret: str
     drain_s: float
+    serves: str = "both"  # both | prefill | decode
+    labels: tuple[str, ...] = ()
 
 
 class WorkerServer:
@@ -60,12 +62,11 @@ class WorkerServer:
         self._identity = identity
         self._backend = backend
         self._usage = usage
-        self._rows: dict[RowKey, bool] = {}  # whether it is prefilled
+        self._rows = RowTable(self._hello([]), backend, lambda tokens: self._report.given(tokens))
         self._outboxes = Outboxes(self._gateway_lost)
-        self._listener = Listener(settings.secret, identity, self)
-        self._link = DispatchLink(settings.dispatch, self._hello, self._joined, self._dispatched)
+        self._listener = Listener(settings.secret, identity, self, self._rows.prefills)
+        self._link = DispatchLink(settings.dispatch, self._dispatcher_hello, self._joined, self._dispatched)
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._draining = False
         self._settled = asyncio.Event()
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -87,6 +88,7 @@ class WorkerServer:
                 raise WorkerFailed(self._failed.result())
         finally:
             stopping.cancel()
+            self._rows.close()
             await self._listener.close()
             for task in tasks:
                 task.cancel()
@@ -94,13 +96,13 @@ class WorkerServer:
             await self._backend.stop()
 
     async def _drain(self) -> None:
-        self._draining = True
-        logger.info("draining rows=%d", len(self._rows))
+        self._rows.is_draining = True
+        logger.info("draining rows=%d prefills=%d", len(self._rows), self._rows.prefills.rows)
         if await self._settle(self._settings.drain_s):
             return
         logger.warning("drain is over, cancelling rows=%d", len(self._rows))
-        for row in self._rows:
-            self._backend.cancel(row, "error")
+        for row in list(self._rows):
+            self.row_cancel(row, "error")
         await self._settle(CANCEL_GRACE_S)
 
     async def _settle(self, timeout_s: float) -> bool:
@@ -112,7 +114,7 @@ class WorkerServer:
         return self._settled.is_set() or self._failed.done()
 
     def _check_settled(self) -> None:
-        if self._draining and not self._rows and self._outboxes.is_settled:
+        if self._rows.is_draining and self._rows.is_empty and self._outboxes.is_settled:
             self._settled.set()
 
     async def _beat(self) -> None:
@@ -121,6 +123,7 @@ class WorkerServer:
             await asyncio.sleep(HEARTBEAT_MS / 1000)
             now_ms = _now_ms()
             self._outboxes.tick(now_ms)
+            self._rows.tick()
             self._report_send(now_ms)
             self._check_settled()
             if self._usage.failure:
@@ -132,8 +135,7 @@ class WorkerServer:
 
     # -- dispatcher ---------------------------------------------------------------------------------------
 
-    def _hello(self) -> Hello:
-        self._report.restart([row for row, is_prefilled in self._rows.items() if is_prefilled])
+    def _hello(self, running: list[RowKey]) -> Hello:
         return Hello(
             version=PROTOCOL_VERSION,
             role="worker",
@@ -144,8 +146,15 @@ class WorkerServer:
             model=self._identity.model,
             digest=self._identity.digest,
             capacity=self._backend.capacity,
-            running=list(self._rows),
+            running=running,
+            serves=self._settings.serves,
+            labels=list(self._settings.labels),
+            kv_dtype=self._backend.kv_dtype,
         )
+
+    def _dispatcher_hello(self) -> Hello:
+        self._report.restart(self._rows.prefilled)
+        return self._hello(list(self._rows))
 
     def _joined(self) -> None:
         self._report_send(_now_ms())
@@ -166,23 +175,16 @@ class WorkerServer:
                 logger.warning("the dispatcher sent %s", type(message).__name__)
 
     def _run(self, row: RowKey, run: Run) -> None:
-        digest = self._identity.digest
+        self._report.run_received()
         if row in self._rows:
             return  # said twice
-        if self._draining:
-            self._refuse(row, "draining", "the worker is shutting down")
-        elif run.submit.digest != digest:
-            self._refuse(row, "misrouted", f"this worker holds {digest}, not {run.submit.digest}")
-        elif len(run.submit.prompt) % TOKEN_BYTES:
-            self._refuse(row, "unservable", "the prompt is not a list of token ids")
-        elif len(self._rows) >= self._backend.capacity.max_rows:
-            self._refuse(row, "capacity", "all rows are taken")
+        if problem := self._rows.problem(run):
+            self._refuse(row, *problem)
         elif not self._usage.may_admit:
             self._refuse(row, "capacity", "the usage journal is nearly full")
         else:
-            self._rows[row] = False
             self._outboxes.row_add(row, _now_ms())
-            self._backend.submit(row, run.submit)
+            self._rows.take(row, run)
 
     def _refuse(self, row: RowKey, code: str, message: str) -> None:
         logger.warning("refused gateway=%s sid=%d code=%s: %s", row.gateway, row.sid, code, message)
@@ -200,7 +202,7 @@ class WorkerServer:
     def _step_take(self, step: BackendStep) -> None:
         output, now_ms = step.output, _now_ms()
         for refused in step.refused:
-            del self._rows[refused.row]
+            self._rows.remove(refused.row)
             self._outboxes.row_drop(refused.row)
             self._refuse(refused.row, refused.code, refused.message)
         self._usage.record(output.checkpoints)
@@ -212,13 +214,17 @@ class WorkerServer:
                 counts=columns.counts,
                 texts=columns.texts,
                 ends=columns.ends,
+                choices=columns.choices,
+                logprobs=columns.logprobs,
+                prompts=columns.prompts,
+                choice_ends=columns.choice_ends,
             )
             self._outboxes.send(gateway, frame, now_ms)
         for row in output.prefilled:
-            self._rows[row] = True
+            self._rows.prefilled_add(row)
         for row in output.ended:
-            del self._rows[row]
-        self._report.update(step.stats, output.prefilled, output.ended)
+            self._rows.remove(row)
+        self._report.update(step)
         if self._report.has_news:
             self._report_send(now_ms)
         self._check_settled()
@@ -235,13 +241,19 @@ class WorkerServer:
         self._outboxes.detach(gateway, connection, _now_ms())
 
     def row_cancel(self, row: RowKey, reason: str) -> None:
-        self._backend.cancel(row, reason if reason in CANCEL_REASONS else "cancelled")
+        self._rows.cancel(row, reason if reason in CANCEL_REASONS else "cancelled")
+
+    def row_pause(self, row: RowKey) -> None:
+        self._backend.pause(row)
+
+    def row_resume(self, row: RowKey) -> None:
+        self._backend.resume(row)
 
     def usage_collect(self, request: Collect) -> Collected:
         return self._usage.collect(request)
 
     def _gateway_lost(self, gateway: str) -> None:
-        self._backend.cancel_gateway(gateway, "gateway_lost")
+        self._rows.cancel_gateway(gateway, "gateway_lost")
 
 
 async def _first(*futures: "asyncio.Future[Any]", timeout_s: float | None = None) -> None:

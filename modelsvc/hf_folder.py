@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpuworker.families.config import ModelConfig, config_parse
+from gpuworker.families.fields import UnsupportedModel
+from gpuworker.families.shapes import WEIGHT_DTYPES, names_compare, weight_shapes
 from modelsvc.import_errors import ModelRejected
 from modelsvc.safetensors_file import TensorInfo, header_read
 
@@ -22,7 +25,6 @@ _OPTIONAL = (
 )
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 _COPY_BYTES = 1 << 20
-_WEIGHT_DTYPES = ("BF16", "F16", "F32")
 
 
 def folder_files(folder: Path) -> list[Path]:
@@ -57,7 +59,7 @@ def folder_check_copy(files: list[Path], target: Path, advance: Callable[[int], 
                 advance(done_bytes)
     config = _config_check(target)
     _json_read(target / "tokenizer.json")
-    _complete(target, config)
+    _complete(target)
     tensors: dict[str, TensorInfo] = {}
     found: dict[str, str] = {}
     for shard in _shard_names(target):
@@ -83,62 +85,32 @@ def _shard_names(folder: Path) -> list[str]:
     return names
 
 
-def _config_check(folder: Path) -> dict[str, Any]:
-    config = _json_read(folder / "config.json")
-    if "auto_map" in config:
+def _config_check(folder: Path) -> ModelConfig:
+    path = folder / "config.json"
+    raw = _json_read(path)
+    if "auto_map" in raw:
         raise ModelRejected(f"{folder} wants to run code of its own (auto_map); that is never done here")
-    if config.get("model_type") != "llama":
-        raise ModelRejected(f"{folder} holds a {config.get('model_type')!r} model, not a llama")
-    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        if type(config.get(key)) is not int or config[key] < 1:
-            raise ModelRejected(f"{folder / 'config.json'} has {key} = {config.get(key)!r}")
-    if type(config.get("max_position_embeddings")) is not int or config["max_position_embeddings"] < 1:
-        raise ModelRejected(f"{folder / 'config.json'} does not say its max_position_embeddings")
-    if config.get("rope_scaling") or config.get("attention_bias") or config.get("mlp_bias"):
-        raise ModelRejected(f"{folder}: rope_scaling, attention_bias and mlp_bias are not supported")
-    return config
+    try:
+        return config_parse(raw)
+    except UnsupportedModel as error:
+        raise ModelRejected(f"{path}: {error}") from error
 
 
-def _tensors_check(tensors: dict[str, TensorInfo], config: dict[str, Any]) -> None:
-    expected = llama_shapes(config)
-    for name, shape in expected.items():
-        if name not in tensors:
-            raise ModelRejected(f"the weights lack {name}")
+def _tensors_check(tensors: dict[str, TensorInfo], config: ModelConfig) -> None:
+    missing, extra = names_compare(config, tensors)
+    if missing:
+        raise ModelRejected(f"the weights lack {missing[0]}")
+    if extra:
+        raise ModelRejected(f"the weights hold {extra[0]}, which a model of this config does not use")
+    for name, shape in weight_shapes(config).items():
         if tensors[name].shape != shape:
             raise ModelRejected(f"{name} has shape {tensors[name].shape}, the config asks for {shape}")
     for name, info in tensors.items():
-        if info.dtype not in _WEIGHT_DTYPES:
-            raise ModelRejected(f"{name} is {info.dtype}, not one of {', '.join(_WEIGHT_DTYPES)}")
+        if info.dtype not in WEIGHT_DTYPES:
+            raise ModelRejected(f"{name} is {info.dtype}, not one of {', '.join(WEIGHT_DTYPES)}")
 
 
-def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Every tensor a llama of this config has."""
-    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim") or hidden // heads
-    kv = (config.get("num_key_value_heads") or heads) * head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.get("tie_word_embeddings", False):
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
-        shapes |= {
-            f"{prefix}.input_layernorm.weight": (hidden,),
-            f"{prefix}.post_attention_layernorm.weight": (hidden,),
-            f"{prefix}.self_attn.q_proj.weight": (heads * head_dim, hidden),
-            f"{prefix}.self_attn.k_proj.weight": (kv, hidden),
-            f"{prefix}.self_attn.v_proj.weight": (kv, hidden),
-            f"{prefix}.self_attn.o_proj.weight": (hidden, heads * head_dim),
-            f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
-            f"{prefix}.mlp.up_proj.weight": (inner, hidden),
-            f"{prefix}.mlp.down_proj.weight": (hidden, inner),
-        }
-    return shapes
-
-
-def _complete(folder: Path, config: dict[str, Any]) -> None:
+def _complete(folder: Path) -> None:
     """Writes the two files older exports keep elsewhere, so that every store folder has them."""
     template = folder / "chat_template.jinja"
     if not template.exists() and (folder / "tokenizer_config.json").exists():
@@ -147,6 +119,7 @@ def _complete(folder: Path, config: dict[str, Any]) -> None:
             template.write_text(inline, encoding="utf-8")
     generation = folder / "generation_config.json"
     if not generation.exists():
+        config = _json_read(folder / "config.json")
         defaults = {key: config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         generation.write_text(json.dumps(defaults, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

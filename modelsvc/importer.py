@@ -69,7 +69,7 @@ def model_import_gguf(path: Path, weights: Path, *, progress: bool = True) -> Ma
 
 
 def model_import_folder(folder: Path, weights: Path, *, progress: bool = True) -> Manifest:
-    """Copies a Hugging Face llama (config.json, safetensors, tokenizer.json). Raises ModelImportError."""
+    """Copies a Hugging Face model (config.json, safetensors, tokenizer.json). Raises ModelImportError."""
     files = folder_files(folder)
     with disk_errors(weights), store_lock(weights):
         total_bytes = sum(path.stat().st_size for path in files)

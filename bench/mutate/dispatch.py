@@ -9,10 +9,14 @@ FLEET = "platform/dispatch/fleet.py"
 BACKLOG = "platform/dispatch/backlog.py"
 QUEUES = "platform/dispatch/queues.py"
 SERVER = "platform/dispatch/server.py"
+PREFILL = "platform/dispatch/prefill.py"
+PREFIXES = "platform/dispatch/prefixes.py"
 PLACEMENT = "platform/policy/placement.py"
 
 MUTATIONS = [
-    Mutation("other weights", DISPATCHER, "if w.hello.digest == digest]", "]"),
+    Mutation(
+        "other weights", DISPATCHER, "if w.hello.digest == digest and w.takes_rows]", "if w.takes_rows]"
+    ),
     Mutation(
         "no arrival order",
         QUEUES,
@@ -23,9 +27,44 @@ MUTATIONS = [
     Mutation("batch first", QUEUES, "CLASSES = (INTERACTIVE, BATCH)", "CLASSES = (BATCH, INTERACTIVE)"),
     Mutation("batch overtakes", DISPATCHER, "return  # strict order", "break  # strict order"),
     Mutation("no prefill window", PLACEMENT, "< PREFILL_WINDOW_TOKENS", "< 10**9"),
-    Mutation("pending never falls", FLEET, "-= request.prompt_tokens", "-= 0"),
+    Mutation("a run is never reported", FLEET, "self._unreported_tokens -= self", "0 and self"),
+    Mutation("a report covers every run", FLEET, "self._unreported[0][0] <= report.runs", "True"),
+    Mutation("a run in flight is nothing", FLEET, "self._unreported_tokens += tokens", "pass"),
+    Mutation("blocks stay claimed", FLEET, "self._unprefilled_blocks -= self._blocks(request)", "pass"),
     Mutation("placed blocks not counted", FLEET, "free_blocks - self._unprefilled_blocks", "free_blocks"),
-    Mutation("row limit ignored", PLACEMENT, "replica.rows < replica.max_rows", "True"),
+    Mutation("row limit ignored", PLACEMENT, "replica.rows + choices <= replica.max_rows", "True"),
+    Mutation("choices are one row", FLEET, "self._rows += request.choices", "self._rows += 1"),
+    Mutation(
+        "idle replica counts rows",
+        PLACEMENT,
+        "(idle or replica.rows + choices <=",
+        "(replica.rows + choices <=",
+    ),
+    Mutation("rows on a prefill worker", DISPATCHER, "== digest and w.takes_rows]", "== digest]"),
+    Mutation(
+        "prefill worker serves",
+        DISPATCHER,
+        "self._workers.values() if w.takes_rows}",
+        "self._workers.values()}",
+    ),
+    Mutation("anybody helps", PREFILL, "other.hello.serves == PREFILL", "other is not worker"),
+    Mutation("helper of other numbers", PREFILL, ") == weights", ") is not None"),
+    Mutation("silent helper", PREFILL, "other.may_take(now_ms)", "True"),
+    Mutation("helped though it reads no cache", PREFILL, " or submit.sampling.prompt_logprobs >= 0", ""),
+    Mutation("held prefixes ignored", PREFILL, "worker.prefixes.cached_tokens(submit)", "0"),
+    Mutation("held prefixes kept", PREFIXES, "self._held.difference_update(report.evicted)", "pass"),
+    Mutation("held prefixes not forgotten", PREFIXES, "self._held.clear()", "pass"),
+    Mutation("prefix with a hole", PREFIXES, "                    break", "                    continue"),
+    Mutation(
+        "short prompts move",
+        PLACEMENT,
+        "if prompt_tokens - cached_tokens < PREFILL_REMOTE_TOKENS:",
+        "if False:",
+    ),
+    Mutation("helper far behind", PLACEMENT, "r.pending_tokens < PREFILL_BACKLOG_TOKENS", "True"),
+    Mutation("helper never free", FLEET, "helper.pending_tokens -= request.prompt_tokens", "pass"),
+    Mutation("helped prompts fill the window", FLEET, "if helper is None else 0", ""),
+    Mutation("no pool for long prompts", PLACEMENT, "return is_other_pool, replica", "return replica"),
     Mutation("idle replica must have room", PLACEMENT, "idle = replica.rows == 0", "idle = False"),
     Mutation(
         "unservable prompt waits", DISPATCHER, "if not any(is_servable", "if False and not any(is_servable"
@@ -147,7 +186,7 @@ MUTATIONS = [
 SUITE = Suite(
     name="dispatch",
     folders=["gpuworker", "platform/config", "platform/dispatch", "platform/policy", "tests/dispatch"],
-    tests=[f"tests/dispatch/test_{name}.py" for name in ("dispatcher", "recovery", "simulation")],
+    tests=[f"tests/dispatch/test_{name}.py" for name in ("dispatcher", "prefill", "recovery", "simulation")],
     mutations=MUTATIONS,
 )
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpuworker.engine.engine import EngineStats
 from gpuworker.engine.output import StepOutput
+from gpuworker.engine.stats import EngineStats
+from gpuworker.engine.transfer import PrefillResult
 from gpuworker.wire.messages import Capacity, RowKey, Submit
 
 
@@ -24,13 +25,19 @@ class RefusedRow:
 
 @dataclass(frozen=True, slots=True)
 class BackendStep:
+    """`stats` take into account the first `taken` calls of `submit` and `prefill` since the start."""
+
     output: StepOutput
     stats: EngineStats
     refused: list[RefusedRow] = field(default_factory=list)
+    cached: list[bytes] = field(default_factory=list)  # names that came into the prefix cache, for the router
+    evicted: list[bytes] = field(default_factory=list)
+    taken: int = 0
 
 
 OnStep = Callable[[BackendStep], None]
 OnDeath = Callable[[BaseException], None]
+OnPrefill = Callable[[PrefillResult | None], None]
 
 
 class Backend(Protocol):
@@ -40,10 +47,24 @@ class Backend(Protocol):
     @property
     def capacity(self) -> Capacity: ...
 
+    @property
+    def kv_dtype(self) -> str:
+        """As in the names of `policy.prefix`; "" when there is no prefix cache to share."""
+
     async def start(self, on_step: OnStep, on_death: OnDeath) -> EngineStats:
         """Returns when the first request would be served at full speed."""
 
-    def submit(self, row: RowKey, submit: Submit) -> None: ...
+    def submit(self, row: RowKey, submit: Submit, prefilled: PrefillResult | None = None) -> None:
+        """`prefilled` spares the row what it can: blocks that do not fit this prompt, these weights or this
+        pool are not used, and never an error."""
+
+    def prefill(self, row: RowKey, submit: Submit, on_done: OnPrefill) -> None:
+        """Compute the prompt, nothing more: no output, no usage. None: it ended otherwise, e.g. cancelled."""
+
+    def pause(self, row: RowKey) -> None:
+        """No more tokens until `resume`; the row keeps its KV. Unknown and ended rows are ignored."""
+
+    def resume(self, row: RowKey) -> None: ...
 
     def cancel(self, row: RowKey, reason: str) -> None:
         """Unknown and ended rows are ignored."""

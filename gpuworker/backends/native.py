@@ -1,13 +1,20 @@
-"""The engine with a torch model of a weights folder."""
+"""The engine with a torch model of a weights folder, in one process or split over several."""
 
+import dataclasses
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gpuworker.backends.base import BackendError
-from gpuworker.backends.model_folder import eos_ids_load
-from gpuworker.engine.config import UnsupportedModel
-from gpuworker.engine.engine import Engine
+from gpuworker.backends.model_folder import eos_ids_load, tokenizer_check
+from gpuworker.engine.block_pool import BLOCK_SIZE
+from gpuworker.engine.engine import CacheOptions, Engine
+from gpuworker.engine.isolation import RunnerLost
 from gpuworker.engine.loader import BadWeights
 from gpuworker.engine.model_runner import ModelRunner
+from gpuworker.engine.tensor_parallel.runner import TensorParallelRunner
+from gpuworker.families.config import config_load
+from gpuworker.families.fields import UnsupportedModel
 from gpuworker.manifest import Manifest
 from policy.pacing import StepPacer
 
@@ -19,28 +26,41 @@ def engine_build(
     blocks: int,
     max_rows: int,
     pacer: StepPacer | None,
+    cache: CacheOptions,
     dtype: str,
     threads: int,
+    ranks: int = 1,
 ) -> Engine:
     """Raises BackendError."""
-    max_context_tokens = manifest.max_context_tokens
+    load: Callable[..., ModelRunner | TensorParallelRunner] = ModelRunner.load
+    if ranks > 1:
+        load = partial(TensorParallelRunner.load, ranks=ranks)
+    eos_ids = eos_ids_load(folder, manifest)
     try:
-        runner = ModelRunner.load(
+        config = config_load(folder)
+        max_context_tokens = min(config.max_position, blocks * BLOCK_SIZE)
+        tokenizer_check(folder, config.vocab_size, eos_ids)
+        runner = load(
             folder,
             blocks=blocks,
             max_rows=max_rows,
             max_context_tokens=max_context_tokens,
+            host_blocks=cache.host_blocks,
             dtype=dtype,
             threads=threads,
         )
-    except (UnsupportedModel, BadWeights) as error:
+    except (UnsupportedModel, BadWeights, RunnerLost) as error:
         raise BackendError(f"{folder}: {error}") from error
-    return Engine(
+    engine = Engine(
         runner,
         folder / "tokenizer.json",
         blocks=blocks,
         max_rows=max_rows,
         max_context_tokens=max_context_tokens,
         pacer=pacer,
-        eos_ids=eos_ids_load(folder, manifest),
+        eos_ids=eos_ids,
+        cache=dataclasses.replace(cache, digest=manifest.digest, kv_dtype=str(runner.dtype)),
     )
+    if isinstance(runner, TensorParallelRunner):
+        runner.on_lost(engine.fail)
+    return engine

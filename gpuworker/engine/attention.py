@@ -6,9 +6,11 @@ one token are gathered in buckets of similar length and attended to in one call 
 share a KV head side by side as queries. Rows that compute a chunk are attended to one by one.
 
 Padding and the rest of a last block are read and masked. A masked NaN would still poison the sum, so KV
-starts as zeros, and what a step with non-finite results wrote is erased.
+starts as zeros, and what a step with non-finite results wrote is erased. A sliding window is a mask as well:
+KV outside it is kept and read, since other layers of the model may need it.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,19 +20,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuworker.engine.block_pool import BLOCK_SIZE
+from gpuworker.engine.block_pool import BLOCK_SIZE, blocks_for
+from gpuworker.engine.plan import PlanRow
 
+Windows = Collection[int | None]  # of the layers of a model, each once; None is no window
+Masks = dict[int | None, Tensor]  # by window, additive
 SMALLEST_BUCKET_BLOCKS = 4
-
-
-class KVCache:
-    def __init__(self, layers: int, blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        self.keys = torch.zeros(layers, blocks * BLOCK_SIZE, kv_heads, head_dim, dtype=dtype)
-        self.values = torch.zeros_like(self.keys)
-
-    def erase(self, slots: Tensor) -> None:
-        self.keys.index_fill_(1, slots, 0)
-        self.values.index_fill_(1, slots, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class Bucket:
     last: int
     blocks: Tensor  # [rows · width] block ids
     width: int
-    mask: Tensor  # [rows, 1, 1, width · 16], additive
+    masks: Masks  # [rows, 1, 1, width · 16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,7 @@ class Chunk:
     first: int
     last: int
     blocks: Tensor  # [width]
-    mask: Tensor  # [1, 1, tokens, width · 16], additive, causal from the chunk's offset
+    masks: Masks  # [1, 1, tokens, width · 16], causal from the chunk's offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +58,37 @@ class AttentionPlan:
     chunks: list[Chunk]
 
 
+def attention_plan(
+    rows: Sequence[PlanRow],
+    tables: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    windows: Windows,
+    dtype: torch.dtype,
+) -> AttentionPlan:
+    """`rows` with rows of one token first, shortest first; `tables` [slots, blocks] of block ids; `counts`
+    [rows] of tokens computed; `positions` [tokens] of all rows, row after row; `windows` of the model."""
+    slots = np.array([row.slot for row in rows], np.int64)
+    owners = np.repeat(slots, counts)
+    written = tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    decodes = int((counts == 1).sum())
+    lengths = positions[:decodes] + 1
+    widths = -(-lengths // BLOCK_SIZE)
+    buckets = [
+        bucket_build(
+            first, tables[slots[first:last], : widths[last - 1]], lengths[first:last], windows, dtype
+        )
+        for first, last in bucket_edges(widths)
+    ]
+    chunks, at = [], decodes
+    for row in rows[decodes:]:
+        count = len(row.tokens)
+        table = tables[row.slot, : blocks_for(row.start + count)]
+        chunks.append(chunk_build(at, table, row.start, count, windows, dtype))
+        at += count
+    return AttentionPlan(torch.from_numpy(written), buckets, chunks)
+
+
 def bucket_edges(widths: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Ranges of rows, sorted by width, whose widths round up to the same power of two."""
     classes = np.ceil(np.log2(np.maximum(widths, SMALLEST_BUCKET_BLOCKS)))
@@ -71,22 +97,52 @@ def bucket_edges(widths: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def bucket_build(
-    first: int, tables: NDArray[np.int64], lengths: NDArray[np.int64], dtype: torch.dtype
+    first: int,
+    tables: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    windows: Windows,
+    dtype: torch.dtype,
 ) -> Bucket:
-    """`tables` [rows, width], `lengths` [rows]: tokens each row attends to."""
+    """`tables` [rows, width], `lengths` [rows]: tokens from the row's first to the one computed."""
     rows, width = tables.shape
-    hidden = np.arange(width * BLOCK_SIZE)[None] >= lengths[:, None]
-    mask = torch.zeros(rows, 1, 1, width * BLOCK_SIZE, dtype=dtype)
-    mask.masked_fill_(torch.from_numpy(hidden)[:, None, None], -torch.inf)
-    return Bucket(first, first + rows, torch.from_numpy(tables.reshape(-1)), width, mask)
+    masks = _masks(lengths - 1, width, windows, dtype)
+    return Bucket(
+        first,
+        first + rows,
+        torch.from_numpy(tables.reshape(-1)),
+        width,
+        {window: mask[:, None, None] for window, mask in masks.items()},
+    )
 
 
-def chunk_build(first: int, table: NDArray[np.int64], start: int, count: int, dtype: torch.dtype) -> Chunk:
-    seen = np.arange(start, start + count)[:, None]
-    hidden = np.arange(len(table) * BLOCK_SIZE)[None] > seen
-    mask = torch.zeros(1, 1, count, len(table) * BLOCK_SIZE, dtype=dtype)
-    mask.masked_fill_(torch.from_numpy(hidden)[None, None], -torch.inf)
-    return Chunk(first, first + count, torch.from_numpy(table), mask)
+def chunk_build(
+    first: int, table: NDArray[np.int64], start: int, count: int, windows: Windows, dtype: torch.dtype
+) -> Chunk:
+    masks = _masks(np.arange(start, start + count), len(table), windows, dtype)
+    return Chunk(
+        first,
+        first + count,
+        torch.from_numpy(table),
+        {window: mask[None, None] for window, mask in masks.items()},
+    )
+
+
+def _masks(positions: NDArray[np.int64], width: int, windows: Windows, dtype: torch.dtype) -> Masks:
+    """[tokens, width · 16] for tokens at `positions`: each sees those before it, and itself."""
+    seen, own = np.arange(width * BLOCK_SIZE)[None], positions[:, None]
+    future = seen > own
+    causal = _additive(future, dtype)
+    last = int(positions.max())
+    return {
+        window: causal
+        if window is None or last < window
+        else _additive(future | (seen <= own - window), dtype)
+        for window in windows
+    }
+
+
+def _additive(hidden: NDArray[np.bool_], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
 
 
 def paged_attention(
@@ -96,6 +152,7 @@ def paged_attention(
     layer_keys: Tensor,
     layer_values: Tensor,
     plan: AttentionPlan,
+    window: int | None,
 ) -> Tensor:
     """`queries` [tokens, heads, head_dim], new `keys` and `values` [tokens, kv_heads, head_dim]; the layer's
     cache is written in place. Returns [tokens, heads, head_dim]."""
@@ -113,17 +170,18 @@ def paged_attention(
             queries[bucket.first : bucket.last].view(rows, kv_heads, group, head_dim),
             paged_keys.index_select(0, bucket.blocks).view(shape).transpose(1, 2),
             paged_values.index_select(0, bucket.blocks).view(shape).transpose(1, 2),
-            attn_mask=bucket.mask,
+            attn_mask=bucket.masks[window],
         ).reshape(rows, -1, head_dim)
     for chunk in plan.chunks:
         tokens = chunk.last - chunk.first
-        span = (chunk.mask.shape[-1], kv_heads, 1, head_dim)
-        heads = (kv_heads, group, chunk.mask.shape[-1], head_dim)
+        seen = len(chunk.blocks) * BLOCK_SIZE
+        span = (seen, kv_heads, 1, head_dim)
+        heads = (kv_heads, group, seen, head_dim)
         attended = F.scaled_dot_product_attention(
             queries[chunk.first : chunk.last].view(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3),
             paged_keys.index_select(0, chunk.blocks).view(span).permute(1, 2, 0, 3).expand(heads),
             paged_values.index_select(0, chunk.blocks).view(span).permute(1, 2, 0, 3).expand(heads),
-            attn_mask=chunk.mask,
+            attn_mask=chunk.masks[window],
         )
         out[chunk.first : chunk.last] = attended.permute(2, 0, 1, 3).reshape(tokens, -1, head_dim)
     return out

@@ -1,29 +1,41 @@
 """Token ids to text, one at a time: never half a character, never any part of a stop string. No torch here.
 
-Two stages. `IncrementalDecoder` holds back the bytes of an unfinished character. `StopMatcher` holds back
-text only while it could still become a stop string. Of several stop strings the one completed first wins,
-among those completed by the same character the longest: a rule that does not depend on how text was split.
+Two stages: `IncrementalDecoder` holds back the bytes of an unfinished character, `StopMatcher` holds back
+text while it could still become a stop string.
 """
 
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from gpuworker.engine.stop_matcher import StopMatcher
+
 CONTEXT_TOKENS = 4  # a decoder treats a token at the start of a text differently (leading space)
+MAX_CONTEXT_TOKENS = 16  # looked through for a context that shows text and begins with a whole character
 WINDOW_TOKENS = 12
-MAX_HELD_TOKENS = 16  # a character has at most 4 bytes; longer runs of invalid bytes are let through
+MAX_HELD_TOKENS = 16  # longer runs of invalid bytes are let through
+MAX_HELD_REPLACEMENTS = 3  # but for these: a character has at most 4 bytes
 REPLACEMENT = "\ufffd"
 
 
 class IncrementalDecoder:
-    """Decodes a short window that starts where the text was complete, and returns what is new in it."""
+    """Decodes a short window that starts where the text was complete, and returns what is new in it.
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+    Half a character at the end of the prompt is shown when the output completes it. When it does not, what
+    stands for that half is shown only if `shows_prompt_end`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], *, shows_prompt_end: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
-        self._window = list(prompt[-CONTEXT_TOKENS:])
-        self._emitted = len(self._decode(self._window).rstrip(REPLACEMENT))  # characters of the window
+        self._window = self._context(prompt)
+        text = self._decode(self._window)
+        self._emitted = len(text.rstrip(REPLACEMENT))  # characters of the window
+        self._prompt_end = "" if shows_prompt_end else text  # until something is shown
         self._complete = len(self._window)  # ids of the window whose text is all out
         self._held = 0
+        self.prompt_pending = len(text) - self._emitted  # replacement characters at the end of the prompt
 
     def push(self, token: int) -> str:
         self._window.append(token)
@@ -31,24 +43,39 @@ class IncrementalDecoder:
         text = self._decode(self._window)
         stable = text.rstrip(REPLACEMENT)
         if stable == text:
-            return self._settle(text)
+            return self._settle(text, token)
         delta = self._take(stable)
         if delta:
             self._trim(text)
             self._held = 1
         elif self._held > MAX_HELD_TOKENS:
-            delta = self._take(text)
-            self._window, self._emitted, self._complete, self._held = [], 0, 0, 0
+            delta = self._let_through(text)
         return delta
 
     def flush(self) -> str:
         """What is still held back: bytes of a character that will not be completed."""
         return self._take(self._decode(self._window))
 
-    def _settle(self, text: str) -> str:
+    def _context(self, prompt: Sequence[int]) -> list[int]:
+        """The fewest of the last ids whose text begins with a whole character, or at least shows one."""
+        second: list[int] = []
+        for size in range(CONTEXT_TOKENS, MAX_CONTEXT_TOKENS + 1):
+            window = list(prompt[-size:])
+            text = self._decode(window)
+            if text and not text.startswith(REPLACEMENT):
+                return window
+            if text.strip(REPLACEMENT) and not second:
+                second = window
+            if size >= len(prompt):
+                break
+        return second or window
+
+    def _settle(self, text: str, token: int) -> str:
         delta = self._take(text)
-        self._held = 0
-        if len(self._window) > WINDOW_TOKENS:
+        self._prompt_end, self._held = "", 0
+        if not delta and not self._decode([token, token]):
+            self._window.pop()  # a special token: it shows nothing and is no context either
+        elif len(self._window) > WINDOW_TOKENS:
             self._window = self._window[self._complete :]
             self._emitted = len(self._decode(self._window))
         self._complete = len(self._window)
@@ -66,9 +93,19 @@ class IncrementalDecoder:
             self._window, self._complete = window, 0
             self._emitted = len(kept.rstrip(REPLACEMENT))
 
+    def _let_through(self, text: str) -> str:
+        """All but the last of a long run of invalid bytes; from now on one for each that comes."""
+        delta = self._take(text[:-MAX_HELD_REPLACEMENTS])
+        self._window, self._complete = self._window[-WINDOW_TOKENS:], 0
+        self._emitted = len(self._decode(self._window)) - MAX_HELD_REPLACEMENTS
+        return delta
+
     def _take(self, text: str) -> str:
+        if self._prompt_end:
+            self._emitted = _common_length(self._prompt_end, text)
         delta = text[self._emitted :]
-        self._emitted = max(self._emitted, len(text))
+        if delta:
+            self._prompt_end, self._emitted = "", len(text)
         return delta
 
     def _decode(self, window: Sequence[int]) -> str:
@@ -76,59 +113,38 @@ class IncrementalDecoder:
         return text
 
 
-class StopMatcher:
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop for stop in stops if stop]
-        self._longest = max(map(len, self._stops), default=0)
-        self._held = ""
-        self.matched = False
-
-    def feed(self, text: str) -> str:
-        """The text that may be shown now. Empty once a stop string has matched."""
-        if self.matched:
-            return ""
-        if not self._stops:
-            return text
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self.matched = True
-            self._held = ""
-            return text[: min(found)[1]]
-        keep = self._possible_start(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        return held
-
-    def _possible_start(self, text: str) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
-
-
 class Detokenizer:
-    """Text of one row."""
+    """Text of one choice. With `echo`, `prompt_text` comes before it; together they are what the tokenizer
+    makes of all ids."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self._decoder = IncrementalDecoder(tokenizer, prompt)
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str], *, echo: bool = False
+    ) -> None:
+        self._decoder = IncrementalDecoder(tokenizer, prompt, shows_prompt_end=echo)
         self._matcher = StopMatcher(stops)
+        self.prompt_text = ""  # no stop string is looked for in it
+        if echo:
+            text: str = tokenizer.decode(prompt, skip_special_tokens=True)
+            self.prompt_text = text[: len(text) - self._decoder.prompt_pending]
 
     @property
     def stopped(self) -> bool:
         """A stop string matched; nothing more will be shown."""
         return self._matcher.matched
 
-    def push(self, token: int) -> str:
-        return self._matcher.feed(self._decoder.push(token))
+    def push(self, token: int, *, may_stop: bool = True) -> str:
+        """Text to show after this token. While it may not stop, text is shown without looking for stop
+        strings, and a stop string that begins in it is not found later."""
+        text = self._decoder.push(token)
+        return self._matcher.feed(text) if may_stop else self._matcher.flush() + text
 
     def flush(self) -> str:
         """At the end of the row: everything held back, unless a stop string matched."""
         if self.stopped:
             return ""
         return self._matcher.feed(self._decoder.flush()) + self._matcher.flush()
+
+
+def _common_length(first: str, second: str) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

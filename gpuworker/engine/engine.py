@@ -1,25 +1,33 @@
-"""The engine: requests in, one step at a time, text out. Joins scheduler, runner and detokenizer.
+"""The engine: requests in, one step at a time, text out. Joins scheduler, runner, grammars and detokenizer.
 
 Not thread-safe: one loop owns it. Nothing here imports torch; the runner brings it.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from tokenizers import Tokenizer
 
-from gpuworker.engine.detokenizer import Detokenizer
-from gpuworker.engine.isolation import run_isolated
+from gpuworker.engine.budget import MAX_STEP_TOKENS, StepLimits
+from gpuworker.engine.cached_blocks import CacheEvents
+from gpuworker.engine.intake import submit_problem
+from gpuworker.engine.isolation import RunnerLost, run_isolated
+from gpuworker.engine.kv_manager import KVManager
 from gpuworker.engine.output import StepOutput
 from gpuworker.engine.plan import Runner
-from gpuworker.engine.sampling import sampling_problem
+from gpuworker.engine.preemption import Recovery, RecoveryMode
+from gpuworker.engine.request import Request
 from gpuworker.engine.scheduler import Scheduler
-from gpuworker.engine.sequence import Sequence
+from gpuworker.engine.stats import Counters, EngineStats
+from gpuworker.engine.step_results import StepResults
+from gpuworker.engine.text import TextStage
+from gpuworker.engine.transfer import PrefillResult, blocks_export, blocks_import
 from gpuworker.wire.messages import RowKey, Submit, unpack_ids
 from policy.pacing import StepPacer
-
-SILENT_ENDS = frozenset({"cancelled", "gateway_lost"})  # nobody reads the text held back
+from policy.prefix import prefix_root
 
 
 class Unservable(Exception):
@@ -32,20 +40,21 @@ class Unservable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats:
-    running: int  # rows holding KV
-    waiting: int
-    pending_prefill_tokens: int
-    blocks: int
-    free_blocks: int
-    step: int
-    step_ms: float  # the last step
-    batch_rows: int  # the last step
-    preemptions: int  # since start
-    output_tokens: int  # since start
+class CacheOptions:
+    """`secret`, `digest`, `adapter` and `kv_dtype` name what prefixes belong to, see `policy.prefix`."""
+
+    secret: bytes
+    digest: str = ""
+    kv_dtype: str = ""
+    adapter: str = ""
+    is_shared: bool = True  # whether rows find each other's prefixes
+    host_blocks: int = 0
+    recovery: RecoveryMode = "auto"
 
 
 class Engine:
+    """`wake` is called, on another thread, when a row that waited for its grammar may go on."""
+
     def __init__(
         self,
         runner: Runner,
@@ -56,118 +65,195 @@ class Engine:
         max_context_tokens: int,
         pacer: StepPacer | None,
         eos_ids: frozenset[int],
+        cache: CacheOptions,
+        max_step_tokens: int = MAX_STEP_TOKENS,
     ) -> None:
         self._runner = runner
-        self._tokenizer = Tokenizer.from_file(str(tokenizer_path))
-        self._scheduler = Scheduler(
-            blocks=blocks, max_rows=max_rows, max_context_tokens=max_context_tokens, pacer=pacer
-        )
         self._pacer = pacer
+        self._cache = cache
+        limits = StepLimits(pacer, max_rows=max_rows, max_step_tokens=max_step_tokens)
+        self._recovery = Recovery(limits.cost, cache.recovery)
+        self._kv = KVManager(blocks, host_blocks=cache.host_blocks, prefix_cache=cache.is_shared)
+        self._scheduler = Scheduler(
+            self._kv,
+            max_rows=max_rows,
+            max_context_tokens=max_context_tokens,
+            limits=limits,
+            recovery=self._recovery,
+        )
+        tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        self._text = TextStage(tokenizer, tokenizer_path, runner.vocab_size, eos_ids)
         self._eos_ids = eos_ids
-        self._detokenizers: dict[RowKey, Detokenizer] = {}
-        self._step = 0
-        self._step_ms = 0.0
-        self._batch_rows = 0
-        self._output_tokens = 0
+        self._requests: dict[RowKey, Request] = {}
+        self._counters = Counters()
+        self.wake: Callable[[], None] = lambda: None
+        self._failure: RunnerLost | None = None
 
     @property
     def max_servable_tokens(self) -> int:
         """Prompt and output of one request together."""
         return self._scheduler.max_servable_tokens
 
-    def submit(self, row: RowKey, submit: Submit, now_ms: float) -> None:
-        """Raises Unservable. `max_tokens` above the servable bound is lowered to it."""
+    @property
+    def kv_dtype(self) -> str:
+        """Empty when prefixes are not shared."""
+        return self._cache.kv_dtype if self._cache.is_shared else ""
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def submit(
+        self, row: RowKey, submit: Submit, now_ms: float, prefilled: PrefillResult | None = None
+    ) -> None:
+        """Raises Unservable. `max_tokens` above the servable bound is lowered to it. `prefilled`: what
+        another replica computed of the prompt."""
+        request = self._begin(row, submit, now_ms, choices=submit.n, max_tokens=submit.max_tokens)
+        if prefilled is not None:
+            blocks_import(self._kv, self._runner, request.first, prefilled)
+        self._text.begin(request, lambda: self.wake())
+        for sequence in request.sequences:
+            self._scheduler.submit(sequence)
+
+    def prefill(self, row: RowKey, submit: Submit, now_ms: float) -> None:
+        """Compute the prompt for another replica: the output of the step that ends it has its blocks. Raises
+        Unservable."""
+        request = self._begin(row, submit, now_ms, choices=1, max_tokens=0)
+        request.is_export = True
+        self._scheduler.submit(request.first)
+
+    def _begin(self, row: RowKey, submit: Submit, now_ms: float, *, choices: int, max_tokens: int) -> Request:
         prompt = unpack_ids(submit.prompt)
         room = self.max_servable_tokens - len(prompt)
-        problem = sampling_problem(submit.sampling)
-        if not prompt:
-            problem = "the prompt is empty"
-        elif room < 1:
-            problem = f"the prompt has {len(prompt)} tokens, {self.max_servable_tokens - 1} can be served"
-        elif max(prompt) >= self._runner.vocab_size:
-            problem = f"token id {max(prompt)} is outside the vocabulary of {self._runner.vocab_size}"
-        elif submit.max_tokens < 1:
-            problem = f"max_tokens is {submit.max_tokens}"
-        elif row in self._detokenizers:
-            problem = "the row is already known"
-        if problem:
-            raise Unservable("unservable", problem)
-        stop_ids = frozenset() if submit.ignore_eos else self._eos_ids.union(submit.stop_ids)
-        self._scheduler.submit(
-            Sequence(row, submit, max_tokens=min(submit.max_tokens, room), stop_ids=stop_ids, now_ms=now_ms)
+        problem = submit_problem(submit, prompt, room=room, vocab_size=self._runner.vocab_size)
+        if problem or row in self._requests:
+            raise Unservable("unservable", problem or "the row is already known")
+        cache = self._cache
+        root = prefix_root(
+            cache.secret, submit.tenant, cache.digest, cache.adapter, cache.kv_dtype, submit.cache_salt
         )
-        self._detokenizers[row] = Detokenizer(self._tokenizer, prompt, submit.stop)
+        stop_ids = self._eos_ids.union(submit.stop_ids)
+        request = Request(
+            row,
+            submit,
+            choices=choices,
+            max_tokens=min(max_tokens, room),
+            stop_ids=stop_ids - self._eos_ids if submit.ignore_eos else stop_ids,
+            chain_root=root,
+            now_ms=now_ms,
+        )
+        self._requests[row] = request
+        return request
 
-    def cancel(self, row: RowKey, reason: str) -> None:
+    def cancel(self, row: RowKey, reason: str, message: str = "") -> None:
         """In any state; unknown and ended rows are ignored. The next step's output holds the row's End."""
-        self._scheduler.cancel(row, reason)
+        if request := self._requests.get(row):
+            for key in request.keys:
+                self._scheduler.cancel(key, reason, message)
 
     def cancel_gateway(self, gateway: str, reason: str) -> None:
-        for row in self._scheduler.row_keys():
-            if row.gateway == gateway:
-                self._scheduler.cancel(row, reason)
+        for row in [row for row in self._requests if row.gateway == gateway]:
+            self.cancel(row, reason)
+
+    def hold(self, row: RowKey, held: bool) -> None:
+        """A held row computes nothing until it is released: its client does not keep up."""
+        if request := self._requests.get(row):
+            for key in request.keys:
+                self._scheduler.hold(key, held)
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()
 
+    @property
+    def next_deadline_ms(self) -> float | None:
+        """When a step is due at the latest, even if there is no work."""
+        return self._scheduler.next_deadline_ms
+
+    def fail(self, failure: RunnerLost) -> None:
+        """From any thread: the next step raises it, and is due at once."""
+        self._failure = failure
+        self.wake()
+
+    # -- one step -----------------------------------------------------------------------------------------
+
     def step(self, now_ms: Callable[[], float], drain_inbox: Callable[[], None] = lambda: None) -> StepOutput:
         """One forward for all rows that are due. `drain_inbox` may submit and cancel: it is called before
-        the step is planned and again before its results are taken, so a cancel never waits for a step."""
+        the step is planned and again before its results are taken, so a cancel never waits for a step.
+        Raises RunnerLost."""
         drain_inbox()
+        if self._failure is not None:
+            raise self._failure
+        self._counters.step += 1
+        output = StepOutput(self._counters.step)
+        self._take_grammars(output)
         begun_ms = now_ms()
         plan = self._scheduler.schedule(begun_ms)
+        plan = msgspec.structs.replace(plan, masks=self._text.masks(plan))
+        if plan.moves:
+            self._runner.move(plan.moves)
+            swapped = len(plan.moves.to_host) + len(plan.moves.to_device)
+            self._recovery.observe(swapped, now_ms() - begun_ms)
+        moved_ms = now_ms()
         result = run_isolated(self._runner, plan)
         ended_ms = now_ms()
         drain_inbox()
 
-        self._step += 1
-        output = StepOutput(self._step)
+        self._counters.batch_rows = len(plan.rows)
         if plan.rows:
-            self._step_ms, self._batch_rows = ended_ms - begun_ms, len(plan.rows)
+            self._counters.step_ms = ended_ms - begun_ms
             if self._pacer is not None and not result.failed:
-                self._pacer.observe(plan.decode_rows, plan.prefill_tokens, self._step_ms)
-        else:
-            self._batch_rows = 0
-
-        def deliver(sequence: Sequence, token: int) -> bool:
-            return self._deliver(output, sequence, token)
-
+                self._pacer.observe(
+                    plan.decode_rows,
+                    plan.prefill_tokens,
+                    plan.context_tokens,
+                    ended_ms - moved_ms,
+                    plan.prefill_pairs,
+                )
         begun = [self._scheduler.sequence(start.key) for start in plan.starts]
-        self._scheduler.apply(plan, result, ended_ms, deliver)
+        results = StepResults(self._requests, self._text, self._counters, output)
+        self._scheduler.apply(plan, result, ended_ms, results)
         for sequence in begun:
-            if not sequence.preemptions:
-                output.add_checkpoint(sequence)
+            results.started(sequence)
         for sequence in self._scheduler.take_finished():
-            detokenizer = self._detokenizers.pop(sequence.key)
-            tail = "" if sequence.reason in SILENT_ENDS else detokenizer.flush()
-            output.add_end(sequence, tail, ended_ms)
+            if results.ended(sequence, ended_ms).is_export:
+                is_whole = sequence.reason == "length"
+                exported = blocks_export(self._kv, self._runner, sequence) if is_whole else None
+                output.exports.append((sequence.key.row, exported))
         return output
 
-    def _deliver(self, output: StepOutput, sequence: Sequence, token: int) -> bool:
-        """Whether a stop string ended the row's text."""
-        self._output_tokens += 1
-        if token in self._eos_ids or token in sequence.stop_ids:
-            output.add_token(sequence, "")
-            return False
-        detokenizer = self._detokenizers[sequence.key]
-        output.add_token(sequence, detokenizer.push(token))
-        return detokenizer.stopped
+    def _take_grammars(self, output: StepOutput) -> None:
+        for row, problem in self._text.take_grammars():
+            output.refused.append((row, "invalid_grammar", problem))
+            self._requests[row].is_refused = True
+            self.cancel(row, "error", problem)
+
+    # -- what it tells of itself --------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        scheduler = self._scheduler
+        scheduler, pool = self._scheduler, self._kv.pool
         return EngineStats(
             running=scheduler.running,
             waiting=scheduler.waiting,
             pending_prefill_tokens=scheduler.pending_prefill_tokens,
-            blocks=scheduler.pool.blocks,
-            free_blocks=scheduler.pool.free_blocks,
-            step=self._step,
-            step_ms=self._step_ms,
-            batch_rows=self._batch_rows,
+            blocks=pool.blocks,
+            free_blocks=pool.free_blocks,
+            cached_blocks=pool.cached_blocks,
+            paused=scheduler.paused,
             preemptions=scheduler.preemptions,
-            output_tokens=self._output_tokens,
+            swaps=scheduler.swaps,
+            **dataclasses.asdict(self._counters),
         )
+
+    def take_cache_events(self) -> CacheEvents:
+        """Prefix blocks that came and went since the last call."""
+        return self._kv.pool.take_events()
+
+    def forget_cached(self) -> None:
+        """Empties the prefix cache."""
+        self._kv.pool.clear_cache()
+        self._kv.pool.take_events()
 
     def check_integrity(self) -> None:
         """Raises PoolCorrupt. For idle moments and tests."""
         self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        self._text.close()

@@ -2,24 +2,64 @@
 
 from dataclasses import dataclass, field
 
+from gpuworker.engine.request import Request
 from gpuworker.engine.sequence import Sequence
-from gpuworker.wire.messages import CHECKPOINT_TOKENS, End, RowKey, Submit
+from gpuworker.engine.transfer import PrefillResult
+from gpuworker.wire.messages import (
+    CHECKPOINT_TOKENS,
+    ChoiceEnd,
+    End,
+    PromptLogprobs,
+    RowKey,
+    Submit,
+    TokenLogprobs,
+)
 
 
-@dataclass(slots=True)
 class GatewayOutput:
     """Columns of the `Frame` for one gateway incarnation."""
 
-    sids: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.sids: list[int] = []
+        self.starts: list[int] = []
+        self.counts: list[int] = []
+        self.texts: list[str] = []
+        self.ends: list[End] = []
+        self.prompts: list[PromptLogprobs] = []
+        self.choice_ends: list[ChoiceEnd] = []
+        self._choices: list[int] = []
+        self._logprobs: list[list[TokenLogprobs]] = []
+
+    @property
+    def choices(self) -> list[int]:
+        """Empty when every entry is of choice 0."""
+        return self._choices if any(self._choices) else []
+
+    @property
+    def logprobs(self) -> list[list[TokenLogprobs]]:
+        """Empty when nobody asked."""
+        return self._logprobs if any(self._logprobs) else []
+
+    def add(self, sequence: Sequence, count: int, text: str, logprobs: TokenLogprobs | None) -> None:
+        self.sids.append(sequence.key.sid)
+        self.starts.append(sequence.output_len - count)
+        self.counts.append(count)
+        self.texts.append(text)
+        self._choices.append(sequence.key.choice)
+        self._logprobs.append([] if logprobs is None else [logprobs])
+
+    def add_tail(self, sequence: Sequence, text: str) -> None:
+        """Joins the row's token of this step, or stands alone."""
+        for at, (sid, choice) in enumerate(zip(self.sids, self._choices, strict=True)):
+            if (sid, choice) == (sequence.key.sid, sequence.key.choice):
+                self.texts[at] += text
+                return
+        self.add(sequence, 0, text, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """State of a row that the worker journals: at its start, every 64 output tokens, at its end."""
+    """State of a request that the worker journals: at its start, every 64 output tokens, at its end."""
 
     row: RowKey
     submit: Submit
@@ -35,70 +75,81 @@ class StepOutput:
     gateways: dict[str, GatewayOutput] = field(default_factory=dict)
     prefilled: list[RowKey] = field(default_factory=list)  # rows with their first token in this step
     ended: list[RowKey] = field(default_factory=list)
+    refused: list[tuple[RowKey, str, str]] = field(
+        default_factory=list
+    )  # code, message; nothing was computed
+    exports: list[tuple[RowKey, PrefillResult | None]] = field(default_factory=list)  # None: it ended early
     _checkpoints: dict[RowKey, Checkpoint] = field(default_factory=dict)
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
         return list(self._checkpoints.values())
 
-    def _gateway(self, key: RowKey) -> GatewayOutput:
-        return self.gateways.setdefault(key.gateway, GatewayOutput())
+    def _gateway(self, row: RowKey) -> GatewayOutput:
+        found = self.gateways.get(row.gateway)
+        if found is None:
+            found = self.gateways[row.gateway] = GatewayOutput()
+        return found
 
-    def add_token(self, sequence: Sequence, text: str) -> None:
-        """The sequence's newest token. A row has at most one per step."""
-        gateway = self._gateway(sequence.key)
-        gateway.sids.append(sequence.key.sid)
-        gateway.starts.append(sequence.output_len - 1)
-        gateway.counts.append(1)
-        gateway.texts.append(text)
-        if sequence.output_len == 1:
-            self.prefilled.append(sequence.key)
+    def add_token(
+        self, request: Request, sequence: Sequence, text: str, logprobs: TokenLogprobs | None
+    ) -> None:
+        """The sequence's newest token. A choice has at most one per step."""
+        self._gateway(request.row).add(sequence, 1, text, logprobs)
+        if sequence is request.first and sequence.output_len == 1:
+            self.prefilled.append(request.row)
         if sequence.output_len % CHECKPOINT_TOKENS == 0:
-            self.add_checkpoint(sequence)
+            self.add_checkpoint(request)
 
-    def add_end(self, sequence: Sequence, tail: str, now_ms: float) -> None:
-        """`tail` is text that was held back; it joins the row's token of this step, or stands alone."""
-        gateway = self._gateway(sequence.key)
-        sid = sequence.key.sid
-        if tail and gateway.sids and sid in gateway.sids:
-            gateway.texts[gateway.sids.index(sid)] += tail
-        elif tail:
-            gateway.sids.append(sid)
-            gateway.starts.append(sequence.output_len)
-            gateway.counts.append(0)
-            gateway.texts.append(tail)
-        gateway.ends.append(_end(sequence, now_ms))
-        self.ended.append(sequence.key)
-        self.add_checkpoint(sequence)
+    def add_prompt_logprobs(self, request: Request, first: int, tokens: list[TokenLogprobs]) -> None:
+        self._gateway(request.row).prompts.append(
+            PromptLogprobs(sid=request.row.sid, first=first, tokens=tokens)
+        )
 
-    def add_checkpoint(self, sequence: Sequence) -> None:
-        """The last one of a row in a step replaces the others."""
-        self._checkpoints[sequence.key] = Checkpoint(
-            row=sequence.key,
-            submit=sequence.submit,
-            prompt_tokens=_prompt_tokens(sequence),
-            cached_tokens=sequence.cached_tokens,
-            output_tokens=sequence.output_len,
-            reason=sequence.reason,
+    def add_choice_end(self, request: Request, sequence: Sequence, tail: str, now_ms: float) -> None:
+        """`tail` is text that was held back. The last choice's end is the request's."""
+        gateway = self._gateway(request.row)
+        if tail:
+            gateway.add_tail(sequence, tail)
+        if request.submit.n > 1:
+            gateway.choice_ends.append(
+                ChoiceEnd(
+                    sid=request.row.sid,
+                    choice=sequence.key.choice,
+                    reason=sequence.reason,
+                    output_tokens=sequence.output_len,
+                )
+            )
+        if not request.open:
+            gateway.ends.append(_end(request, now_ms))
+            self.ended.append(request.row)
+            self.add_checkpoint(request)
+
+    def add_checkpoint(self, request: Request) -> None:
+        """The last one of a request in a step replaces the others."""
+        self._checkpoints[request.row] = Checkpoint(
+            row=request.row,
+            submit=request.submit,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=request.cached_tokens,
+            output_tokens=request.output_tokens,
+            reason=request.reason,
         )
 
 
-def _prompt_tokens(sequence: Sequence) -> int:
-    return 0 if sequence.started_ms is None else sequence.prompt_len
-
-
-def _end(sequence: Sequence, now_ms: float) -> End:
-    started = now_ms if sequence.started_ms is None else sequence.started_ms
-    first = now_ms if sequence.first_token_ms is None else sequence.first_token_ms
+def _end(request: Request, now_ms: float) -> End:
+    first = request.first
+    started = now_ms if first.started_ms is None else first.started_ms
+    first_token = now_ms if first.first_token_ms is None else first.first_token_ms
     return End(
-        sid=sequence.key.sid,
-        reason=sequence.reason,
-        prompt_tokens=_prompt_tokens(sequence),
-        cached_tokens=sequence.cached_tokens,
-        output_tokens=sequence.output_len,
-        queue_ms=round(started - sequence.arrived_ms),
-        prefill_ms=round(first - started),
-        decode_ms=round(now_ms - first),
-        preemptions=sequence.preemptions,
-        message=sequence.message,
+        sid=request.row.sid,
+        reason=request.reason,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens,
+        output_tokens=request.output_tokens,
+        queue_ms=round(started - first.arrived_ms),
+        prefill_ms=round(first_token - started),
+        decode_ms=round(now_ms - first_token),
+        preemptions=request.preemptions,
+        message=next((sequence.message for sequence in request.sequences if sequence.message), ""),
     )

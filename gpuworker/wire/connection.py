@@ -40,6 +40,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._cause = "closed by peer"
         self._loop = asyncio.get_running_loop()
+        self._writable = asyncio.Event()
+        self._writable.set()
         self.last_received = self._loop.time()
 
     @property
@@ -61,6 +63,10 @@ class Connection(asyncio.Protocol):
             return False
         transport.write(encode(message))
         return True
+
+    async def drained(self) -> None:
+        """Until little of what was sent is still here, or the connection has ended: for long transfers."""
+        await self._writable.wait()
 
     def close(self, cause: str = "closed here") -> None:
         """Flush what was sent, then close."""
@@ -95,8 +101,15 @@ class Connection(asyncio.Protocol):
             logger.exception("wire: message handler failed, closing the connection")
             self.abort("message handler failed")
 
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._writable.set()
         self._on_close(self, str(exc) if exc else self._cause)
 
 

@@ -218,6 +218,12 @@ def _replica(worker: WorkerView) -> ReplicaRow:
         kv_blocks=f"{count_text(used)} of {count_text(worker.blocks)} blocks",
         step=duration_text(worker.step_ms),
         rate=rate_text(worker.tokens_per_s),
-        preemptions=count_text(worker.preemptions),
+        preemptions=_preemptions_text(worker),
         age=duration_text(worker.age_ms),
     )
+
+
+def _preemptions_text(worker: WorkerView) -> str:
+    """Since it started, and how often lately."""
+    total, per_min = count_text(worker.preemptions), worker.preemptions_per_min
+    return f"{total}, {rate_text(per_min)}/min" if per_min else total

@@ -9,8 +9,10 @@ import logging
 from msgspec.structs import replace
 
 from dispatch.backlog import Backlog
-from dispatch.fleet import REFUSAL_PAUSE_MS, Absent, Gateway, Peer, Worker
+from dispatch.fleet import REFUSAL_PAUSE_MS, ROLES, Absent, Gateway, Peer, Worker
 from dispatch.limits import Limits
+from dispatch.prefill import helper_choose
+from dispatch.prefixes import PrefixIndex
 from dispatch.queues import CLASSES, INTERACTIVE, Request
 from gpuworker.wire.messages import (
     HEARTBEAT_MS,
@@ -39,8 +41,9 @@ _RETRYABLE_REFUSALS = ("capacity", "draining")
 class Dispatcher:
     """One dispatcher. Methods mirror the messages; `tick` must be called every HEARTBEAT_MS."""
 
-    def __init__(self, limits: Limits, now_ms: float) -> None:
+    def __init__(self, limits: Limits, prefix_secret: bytes, now_ms: float) -> None:
         self._limits = limits
+        self._prefix_secret = prefix_secret
         self._started_ms = self._ticked_ms = now_ms
         self._workers: dict[str, Worker] = {}
         self._gateways: dict[str, Gateway] = {}
@@ -57,7 +60,8 @@ class Dispatcher:
             gateway = self._gateways[hello.incarnation] = Gateway(hello.id, hello.incarnation, peer, now_ms)
         gateway.id, gateway.peer, gateway.heard_ms, gateway.lost_ms = hello.id, peer, now_ms, None
         for worker in self._workers.values():
-            peer.send(worker.up())
+            if worker.takes_rows:
+                peer.send(worker.up())
 
     def gateway_heard(self, incarnation: str, now_ms: float) -> None:
         if gateway := self._gateways.get(incarnation):
@@ -109,6 +113,8 @@ class Dispatcher:
         capacity = hello.capacity
         if capacity is None or not hello.digest or not hello.address:
             return "bad_role", "a worker must name its digest, address and capacity"
+        if hello.serves not in ROLES:
+            return "bad_role", f"a worker serves {', '.join(ROLES)}, not {hello.serves!r}"
         if min(capacity.blocks, capacity.block_size, capacity.max_tokens, capacity.max_rows) < 1:
             return "bad_role", "a worker's capacity must be positive"
         for other in self._workers.values():
@@ -122,12 +128,13 @@ class Dispatcher:
         assert hello.capacity is not None
         for other in [w for w in self._workers.values() if w.hello.id == hello.id]:
             self.worker_lost(other.hello.incarnation, "replaced by a newer connection")
-        worker = Worker(hello, hello.capacity, peer, now_ms)
+        prefixes = PrefixIndex(self._prefix_secret, hello.digest, hello.kv_dtype)
+        worker = Worker(hello, hello.capacity, peer, now_ms, prefixes)
         self._workers[hello.incarnation] = worker
         self._backlog.digest_add(hello.digest, hello.model)
         for row in dict.fromkeys(hello.running):
             self._adopt(worker, row, now_ms)
-        for gateway in self._gateways.values():
+        for gateway in self._gateways.values() if worker.takes_rows else ():
             gateway.peer.send(worker.up())
 
     def _adopt(self, worker: Worker, row: RowKey, now_ms: float) -> None:
@@ -154,7 +161,7 @@ class Dispatcher:
             return
         logger.warning("worker %s lost with %d rows: %s", worker.hello.id, len(worker.placed), cause)
         worker.peer.abort(cause)
-        for request in worker.placed.values():
+        for request in worker.lost():
             if gateway := self._gateways.get(request.row.gateway):
                 gateway.release(request)
         for gateway in self._gateways.values():
@@ -204,7 +211,7 @@ class Dispatcher:
                 self._forget_gateway(gateway)
         for request in self._backlog.late(now_ms):
             self._end_late(request, now_ms)
-        served = {w.hello.digest for w in self._workers.values()}
+        served = {w.hello.digest for w in self._workers.values() if w.takes_rows}
         for request in self._backlog.unserved(served, self._limits.no_replica_grace_ms, now_ms):
             self._end(request, "no_replica", "no replica serves this model now", 10_000)
         for digest in self._backlog.digests:
@@ -235,7 +242,7 @@ class Dispatcher:
     # -- placing ------------------------------------------------------------------------------------------
 
     def _place(self, digest: str, now_ms: float) -> None:
-        holders = [w for w in self._workers.values() if w.hello.digest == digest]
+        holders = [w for w in self._workers.values() if w.hello.digest == digest and w.takes_rows]
         for klass in CLASSES if holders else ():
             queue = self._backlog.queue(digest, klass)
             while request := queue.head():
@@ -248,7 +255,7 @@ class Dispatcher:
                     self._end(request, "refused", "the prompt is longer than any replica can hold")
                     continue
                 replicas = [w.replica() for w in holders if w.may_take(now_ms)]
-                chosen = placement_choose(replicas, request.prompt_tokens)
+                chosen = placement_choose(replicas, request.prompt_tokens, request.choices)
                 if chosen is None:
                     return  # strict order: nobody overtakes the head, batch never overtakes interactive
                 self._run(request, self._workers[chosen.key], now_ms)
@@ -256,13 +263,18 @@ class Dispatcher:
     def _run(self, request: Request, worker: Worker, now_ms: float) -> None:
         assert request.submit is not None
         left_ms = max(1, int(request.deadline_ms - now_ms))
-        run = Run(gateway=request.row.gateway, submit=replace(request.submit, deadline_ms=left_ms))
+        helper = helper_choose(self._workers.values(), request, worker, now_ms)
+        run = Run(
+            gateway=request.row.gateway,
+            submit=replace(request.submit, deadline_ms=left_ms),
+            prefill_from=helper.hello.address if helper else "",
+        )
         if not worker.peer.send(run):  # its connection is at its end: somebody else, or later
             worker.paused_until_ms = now_ms + REFUSAL_PAUSE_MS
             return
         self._backlog.remove(request)
         request.worker = worker.hello.incarnation
-        worker.add(request)
+        worker.sent(request, helper)
         queue_ms = int(now_ms - request.arrived_ms)
         self._gateways[request.row.gateway].peer.send(
             Placed(sid=request.row.sid, worker=request.worker, queue_ms=queue_ms)

@@ -1,8 +1,10 @@
 """What the dispatcher knows of each worker and gateway: last report, own placements since, liveness."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dispatch.prefixes import PrefixIndex
 from dispatch.queues import Request
 from gpuworker.wire.messages import (
     DEAD_MS,
@@ -16,8 +18,11 @@ from gpuworker.wire.messages import (
     WorkerUp,
     WorkerView,
 )
-from policy.placement import Replica, blocks_needed
+from policy.placement import PrefillReplica, Replica, blocks_needed
 
+ROLES = ("both", "prefill", "decode")
+PREFILL = "prefill"  # computes prompts for the others and runs no rows
+LONG_PROMPT = "long_prompt"
 REFUSAL_PAUSE_MS = 1_000  # a replica that said it is full looks idle: others are asked meanwhile
 
 
@@ -48,13 +53,22 @@ class Worker:
     capacity: Capacity
     peer: Peer
     heard_ms: float
+    prefixes: PrefixIndex
     paused_until_ms: float = 0.0  # it said that it is full
     report: Report | None = None
     draining: bool = False  # it refused a row because it stops; it gets nothing more
     placed: dict[RowKey, Request] = field(default_factory=dict)
-    _unprefilled_tokens: int = 0  # prompts placed and not yet computed
-    _unprefilled_blocks: int = 0
-    _unreported_tokens: int = 0  # prompts placed since the last report
+    pending_tokens: int = 0  # of prompts it computes for other workers
+    _rows: int = 0
+    _unprefilled_blocks: int = 0  # of prompts placed and not yet computed
+    _helpers: dict[RowKey, "Worker"] = field(default_factory=dict)  # who computes prompts of rows placed here
+    _runs: int = 0  # sent
+    _unreported: deque[tuple[int, int]] = field(default_factory=deque)  # (run, tokens it computes here)
+    _unreported_tokens: int = 0
+
+    @property
+    def takes_rows(self) -> bool:
+        return self.hello.serves != PREFILL
 
     def is_dead(self, now_ms: float) -> bool:
         return now_ms - self.heard_ms > DEAD_MS
@@ -68,46 +82,71 @@ class Worker:
     def may_take(self, now_ms: float) -> bool:
         return not self.draining and not self.is_suspect(now_ms) and now_ms >= self.paused_until_ms
 
+    def sent(self, request: Request, helper: "Worker | None") -> None:
+        """A Run went out; its prompt is computed here, or by `helper`."""
+        self.add(request)
+        self._runs += 1
+        tokens = request.prompt_tokens if helper is None else 0
+        self._unreported.append((self._runs, tokens))
+        self._unreported_tokens += tokens
+        if helper is not None:
+            self._helpers[request.row] = helper
+            helper.pending_tokens += request.prompt_tokens
+
     def add(self, request: Request) -> None:
         self.placed[request.row] = request
+        self._rows += request.choices
         if not request.prefilled:
-            self._unprefilled_tokens += request.prompt_tokens
             self._unprefilled_blocks += self._blocks(request)
-            self._unreported_tokens += request.prompt_tokens
 
     def remove(self, row: RowKey) -> Request | None:
         self.prefilled(row)
-        return self.placed.pop(row, None)
+        request = self.placed.pop(row, None)
+        if request is not None:
+            self._rows -= request.choices
+        return request
 
     def prefilled(self, row: RowKey) -> None:
         request = self.placed.get(row)
         if request is not None and not request.prefilled:
             request.prefilled = True
-            self._unprefilled_tokens -= request.prompt_tokens
             self._unprefilled_blocks -= self._blocks(request)
+            if helper := self._helpers.pop(row, None):
+                helper.pending_tokens -= request.prompt_tokens
 
     def reported(self, report: Report, now_ms: float) -> None:
-        self.report, self.heard_ms, self._unreported_tokens = report, now_ms, 0
+        self.report, self.heard_ms = report, now_ms
+        while self._unreported and self._unreported[0][0] <= report.runs:
+            self._unreported_tokens -= self._unreported.popleft()[1]
         for row in report.prefilled:
             self.prefilled(row)
+        self.prefixes.reported(report)
+
+    def lost(self) -> list[Request]:
+        """The rows that were placed here; nobody computes for them any more."""
+        return [request for row in list(self.placed) if (request := self.remove(row))]
 
     def _blocks(self, request: Request) -> int:
-        return blocks_needed(request.prompt_tokens + 1, self.capacity.block_size)
+        return blocks_needed(request.prompt_tokens + 1, self.capacity.block_size) + request.choices - 1
 
     def replica(self) -> Replica:
-        """Own count of uncomputed prompts bounds the reported one: neither alone sees rows in flight."""
+        """What it reported, and what it was sent since: a report may cross a Run on its way."""
         report = self.report
         reported_tokens = report.pending_prefill_tokens if report else 0
         free_blocks = report.free_blocks if report else self.capacity.blocks
         return Replica(
             key=self.hello.incarnation,
-            rows=len(self.placed),
+            rows=self._rows,
             max_rows=self.capacity.max_rows,
             max_tokens=self.capacity.max_tokens,
-            pending_prefill_tokens=min(self._unprefilled_tokens, reported_tokens + self._unreported_tokens),
+            pending_prefill_tokens=reported_tokens + self._unreported_tokens,
             free_blocks=free_blocks - self._unprefilled_blocks,
             block_size=self.capacity.block_size,
+            is_for_long_prompts=LONG_PROMPT in self.hello.labels,
         )
+
+    def prefill_replica(self) -> PrefillReplica:
+        return PrefillReplica(self.hello.incarnation, self.pending_tokens, self.capacity.max_tokens)
 
     def up(self) -> WorkerUp:
         hello = self.hello
@@ -141,6 +180,11 @@ class Worker:
             tokens_per_s=report.tokens_per_s if report else 0.0,
             preemptions=report.preemptions if report else 0,
             age_ms=int(now_ms - self.heard_ms),
+            serves=hello.serves,
+            labels=hello.labels,
+            swaps=report.swaps if report else 0,
+            paused=report.paused if report else 0,
+            preemptions_per_min=report.preemptions_per_min if report else 0.0,
         )
 
 

@@ -32,6 +32,11 @@ class Request:
     def prompt_tokens(self) -> int:
         return len(self.submit.prompt) // 4 if self.submit else 0
 
+    @property
+    def choices(self) -> int:
+        """Rows it takes on a worker."""
+        return max(1, self.submit.n) if self.submit else 1
+
 
 @dataclass(slots=True)
 class Queue:

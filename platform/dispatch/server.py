@@ -25,6 +25,7 @@ from gpuworker.wire.messages import (
     Welcome,
     new_incarnation,
 )
+from gpuworker.wire.prefix_secret import prefix_secret
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class DispatchServer:
         self._secret = secret.encode()
         self._incarnation = new_incarnation()
         self._now_ms = now_ms
-        self._dispatcher = Dispatcher(limits, now_ms())
+        self._dispatcher = Dispatcher(limits, prefix_secret(secret), now_ms())
         self._peers: dict[Connection, Peer] = {}
         self._strangers: dict[Connection, float] = {}
 

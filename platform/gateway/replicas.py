@@ -148,9 +148,12 @@ class Replicas:
         if not isinstance(message, Frame):
             return
         now = time.monotonic()
-        for sid, start, count, text in zip(
-            message.sids, message.starts, message.counts, message.texts, strict=True
+        choices = message.choices or [0] * len(message.sids)
+        for sid, choice, start, count, text in zip(
+            message.sids, choices, message.starts, message.counts, message.texts, strict=True
         ):
+            if choice:  # nobody here asks for more than one
+                continue
             stream = self._streams.get(sid)
             if stream is None or not self._is_bound(stream, up):
                 self._stray(up, sid, message.ends)

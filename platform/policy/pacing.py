@@ -1,93 +1,133 @@
-"""How many prompt tokens the next step may compute so that running streams keep their inter-token latency.
+"""How long the next step may last, so that running streams keep their inter-token latency.
 
-Step time is modelled as `base + per_row·decode_rows + per_token·prefill_tokens`, costs not negative, and
-fitted to the last steps by least squares with forgetting. Pure: the caller measures, and passes milliseconds.
-
-The controller makes its own data poor: it trades decode rows for prompt tokens so that every step lasts the
-same, and then their costs cannot be told apart. A weak pull towards plausible costs (ridge) decides what the
-data leave open. (Recursive least squares with clamped costs, tried first, drifted and stayed there.)
+Sarathi-Serve's token budget (arXiv 2403.02310), found there by profiling, made a controlled variable:
+`step_cost` predicts what a step lasts, and this keeps the 95th percentile of steps at the target. Pure: the
+caller measures, and passes milliseconds.
 """
 
+from bisect import bisect_left, insort
+from collections import deque
+
+from policy.step_cost import StepCost, StepModel, chunk_pairs
+
 IDLE_FACTOR = 4  # a step may last this many targets when no stream waits for its next token
-FORGETTING = 0.98  # half of the weight lies within the last 35 steps
-OUTLIER = 0.5  # a step counts as at most this far from its prediction, so that one hiccup teaches little
-RIDGE = 0.3  # the pull counts like this many steps
-SCALES = (1.0, 32.0, 128.0)  # features are divided by these to be of like size
-PLAUSIBLE_MS = (5.0, 20.0, 60.0)  # per unit of scaled feature
+WINDOW = 100  # steps that the margin is taken from, and between two corrections of the aim
+QUANTILE = 0.95
+ENOUGH = 20  # steps, before which the margin is FIRST_MARGIN
+# The rest are parts of the target.
+FIRST_MARGIN, LEAST_MARGIN, MOST_MARGIN = 0.1, 0.005, 0.2
+FIRST_AIM, LEAST_AIM, AIM_UP, AIM_DOWN = 0.95, 0.7, 0.0125, 0.1
+
+
+__all__ = ["StepCost", "StepPacer", "chunk_pairs"]
 
 
 class StepPacer:
-    """Prefill budget from a target inter-token latency.
+    """Learns from `observe` what a step costs, and says what the next may hold.
 
-    `min_tokens` is granted even when decodes alone exceed the target, so that prompts always make progress.
+    `min_tokens` of prompt belong into a step even when decodes alone exceed the target, so that prompts
+    always make progress. Until it has learnt, it guesses that they take a quarter of the target.
     """
 
     def __init__(self, target_ms: float, *, min_tokens: int = 16, max_tokens: int = 512) -> None:
         if target_ms <= 0:
             raise ValueError(f"target_ms must be positive, not {target_ms}")
         self.target_ms = target_ms
-        self._min_tokens = min_tokens
-        self._max_tokens = max_tokens
-        self._costs = list(PLAUSIBLE_MS)
-        self._moments = [[0.0] * 3 for _ in range(3)]  # sum of x xT, decayed
-        self._targets = [0.0] * 3  # sum of x · milliseconds, decayed
+        self.min_tokens = min_tokens
+        self.max_tokens = max_tokens
+        quarter = target_ms / 4
+        scale = StepCost(1, 32, 8 * min_tokens, 16_384, 8192 * min_tokens)
+        guess = StepCost(
+            quarter, quarter / 128, quarter / min_tokens, quarter / 65_536, quarter / min_tokens / 4096
+        )
+        self._model = StepModel(scale, guess)
+        self._aim_ms = FIRST_AIM * target_ms
+        self._residuals = SlidingQuantile(WINDOW)
+        self._full_steps: list[float] = []
 
-    def predict_ms(self, decode_rows: int, prefill_tokens: int) -> float:
-        return _dot(self._costs, _features(decode_rows, prefill_tokens))
+    @property
+    def cost(self) -> StepCost:
+        return self._model.cost
 
-    def prefill_budget(self, decode_rows: int) -> int:
-        """Prompt tokens for a step that also decodes `decode_rows` rows."""
-        allowed_ms = self.target_ms if decode_rows else self.target_ms * IDLE_FACTOR
-        slack_ms = allowed_ms - self.predict_ms(decode_rows, 0)
-        per_token_ms = self._costs[2] / SCALES[2]
-        if slack_ms <= 0:
-            return self._min_tokens
-        if per_token_ms * self._max_tokens <= slack_ms:
-            return self._max_tokens
-        return max(self._min_tokens, int(slack_ms / per_token_ms))
+    @property
+    def margin_ms(self) -> float:
+        """What the prediction is too short by, in one step of twenty."""
+        if len(self._residuals) < ENOUGH:
+            return FIRST_MARGIN * self.target_ms
+        residual_ms = self._residuals.value(QUANTILE)
+        return min(max(residual_ms, LEAST_MARGIN * self.target_ms), MOST_MARGIN * self.target_ms)
 
-    def observe(self, decode_rows: int, prefill_tokens: int, step_ms: float) -> None:
-        """Learn from a step that was measured."""
-        x = _features(decode_rows, prefill_tokens)
-        predicted = _dot(self._costs, x)
-        limit = OUTLIER * max(predicted, 1.0)
-        believed = predicted + max(-limit, min(limit, step_ms - predicted))
-        for row in range(3):
-            self._targets[row] = FORGETTING * self._targets[row] + x[row] * believed
-            for column in range(3):
-                self._moments[row][column] = FORGETTING * self._moments[row][column] + x[row] * x[column]
-        self._costs = self._fit()
+    def allowed_ms(self) -> float:
+        """What a step that decodes is to last by prediction."""
+        return self._aim_ms - self.margin_ms
 
-    def _fit(self) -> list[float]:
-        """Least squares; a cost that comes out negative is held at zero and the others are fitted again."""
-        free = [0, 1, 2]
-        while free:
-            matrix = [[self._moments[r][c] + (RIDGE if r == c else 0.0) for c in free] for r in free]
-            solved = _solve(matrix, [self._targets[r] + RIDGE * PLAUSIBLE_MS[r] for r in free])
-            worst = min(range(len(free)), key=solved.__getitem__)
-            if solved[worst] >= 0:
-                return [solved[free.index(index)] if index in free else 0.0 for index in range(3)]
-            del free[worst]
-        return [0.0, 0.0, 0.0]
+    def idle_ms(self) -> float:
+        """The same for a step while no stream waits for its next token."""
+        return IDLE_FACTOR * self.target_ms - self.margin_ms
+
+    def predict_ms(
+        self, decode_rows: int, prefill_tokens: int, context_tokens: int, prefill_pairs: int = 0
+    ) -> float:
+        """`context_tokens`: KV tokens read by decoding rows; `prefill_pairs`: see `chunk_pairs`."""
+        return self.cost.predict_ms(decode_rows, prefill_tokens, context_tokens, prefill_pairs)
+
+    def row_limit(self, mean_context_tokens: float) -> int:
+        """Rows that one step can decode within the target beside `min_tokens` of prompt; at least 1."""
+        cost = self.cost
+        left_ms = self.allowed_ms() - cost.base_ms - cost.token_ms * self.min_tokens
+        return max(1, int(left_ms / max(cost.row_ms + cost.context_ms * mean_context_tokens, 1e-6)))
+
+    def observe(
+        self,
+        decode_rows: int,
+        prefill_tokens: int,
+        context_tokens: int,
+        step_ms: float,
+        prefill_pairs: int = 0,
+    ) -> None:
+        """Learn from a step that was measured, from the end of the step before if that left work."""
+        predicted_ms = self.cost.predict_ms(decode_rows, prefill_tokens, context_tokens, prefill_pairs)
+        if decode_rows and predicted_ms > self.target_ms / 2:
+            self._residuals.add(step_ms - predicted_ms)
+            if prefill_tokens > self.min_tokens and predicted_ms > 0.8 * self.allowed_ms():
+                self._correct_aim(step_ms)
+        if self._model.observe(decode_rows, prefill_tokens, context_tokens, prefill_pairs, step_ms):
+            self._residuals.clear()  # they belong to costs that were given up
+
+    def _correct_aim(self, step_ms: float) -> None:
+        """By steps whose length was in our hands: those that decodes alone overfill say nothing of it."""
+        self._full_steps.append(step_ms)
+        if len(self._full_steps) < WINDOW:
+            return
+        high_ms = sorted(self._full_steps)[int(QUANTILE * WINDOW)]
+        self._full_steps.clear()
+        if high_ms > self.target_ms:
+            self._aim_ms -= min(AIM_DOWN * self.target_ms, high_ms - self.target_ms)
+        elif high_ms < QUANTILE * self.target_ms:
+            self._aim_ms += AIM_UP * self.target_ms
+        self._aim_ms = min(max(self._aim_ms, LEAST_AIM * self.target_ms), self.target_ms)
 
 
-def _features(decode_rows: int, prefill_tokens: int) -> list[float]:
-    return [1.0 / SCALES[0], decode_rows / SCALES[1], prefill_tokens / SCALES[2]]
+class SlidingQuantile:
+    """Quantiles of the last `size` values."""
 
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._by_age: deque[float] = deque()
+        self._sorted: list[float] = []
 
-def _dot(left: list[float], right: list[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
+    def __len__(self) -> int:
+        return len(self._sorted)
 
+    def add(self, value: float) -> None:
+        if len(self._by_age) == self._size:
+            del self._sorted[bisect_left(self._sorted, self._by_age.popleft())]
+        self._by_age.append(value)
+        insort(self._sorted, value)
 
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination. The matrix is symmetric and, with the ridge, positive definite: no pivoting."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for index, pivot in enumerate(rows):
-        for below in rows[index + 1 :]:
-            factor = below[index] / pivot[index]
-            below[:] = [value - factor * above for value, above in zip(below, pivot, strict=True)]
-    solution: list[float] = []
-    for index in range(len(rows) - 1, -1, -1):
-        known = sum(rows[index][index + 1 + at] * value for at, value in enumerate(solution))
-        solution.insert(0, (rows[index][-1] - known) / rows[index][index])
-    return solution
+    def clear(self) -> None:
+        self._by_age.clear()
+        self._sorted.clear()
+
+    def value(self, quantile: float) -> float:
+        return self._sorted[int(quantile * len(self._sorted))]

@@ -186,7 +186,13 @@ async def test_without_javascript_the_figures_are_there(
 
 
 def _states() -> list[FleetState]:
-    busy = {"running": 1_234, "waiting": 0, "pending_prefill_tokens": 98_765, "step_ms": 1_234.5}
+    busy = {
+        "running": 1_234,
+        "waiting": 0,
+        "pending_prefill_tokens": 98_765,
+        "step_ms": 1_234.5,
+        "preemptions_per_min": 0.4,
+    }
     return [
         fleet([]),
         fleet([worker(10), worker(9, state="draining"), worker(1, state="suspect")], queued=0),

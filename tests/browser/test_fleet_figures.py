@@ -66,6 +66,12 @@ def test_replicas_are_in_the_order_people_count() -> None:
     assert sorted(["a10", "10", "a", "2b", "2"], key=natural_key) == ["a", "a10", "2", "2b", "10"]
 
 
+def test_preemptions_show_how_often_they_happen_lately() -> None:
+    calm, thrashing = worker(0, preemptions=1_200), worker(1, preemptions=7, preemptions_per_min=3.5)
+    page = fleet_page(published(fleet([calm, thrashing])), now_ms=AT_MS)
+    assert [row.preemptions for row in page.replicas] == ["1,200", "7, 3.5/min"]
+
+
 def test_interactive_queues_come_first() -> None:
     page = fleet_page(published(fleet([worker(0)])), now_ms=AT_MS)
     assert [(row.klass, row.depth, row.oldest) for row in page.queues] == [

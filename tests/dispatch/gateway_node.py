@@ -69,8 +69,8 @@ class Gateway(Client):
     def beat(self) -> None:
         self.send(Heartbeat())
 
-    def request(self, sid: int, prompt: int, digest: str, klass: str, deadline_ms: int) -> bool:
-        message = submit(sid, prompt=prompt, digest=digest, klass=klass, deadline_ms=deadline_ms)
+    def request(self, sid: int, prompt: int, digest: str, klass: str, deadline_ms: int, choices: int) -> bool:
+        message = submit(sid, prompt=prompt, digest=digest, klass=klass, deadline_ms=deadline_ms, n=choices)
         if not self.send(message):
             return False
         self.streams[sid] = Stream(message, self.clock.now, self.clock.now + deadline_ms)

@@ -16,6 +16,7 @@ from gpuworker.wire.messages import (
 )
 
 T = TypeVar("T")
+EVERY_RUN = 1 << 30  # the worker has seen whatever was sent to it
 
 
 @dataclass
@@ -45,6 +46,9 @@ def hello(
     max_rows: int = 32,
     max_tokens: int = 1_000,
     running: list[RowKey] | None = None,
+    serves: str = "both",
+    labels: list[str] | None = None,
+    kv_dtype: str = "float32",
 ) -> Hello:
     return Hello(
         version=PROTOCOL_VERSION,
@@ -52,32 +56,33 @@ def hello(
         id=name,
         incarnation=incarnation,
         secret="s",
-        address="unix:/none" if role == "worker" else "",
+        address=f"unix:/{name}" if role == "worker" else "",
         model="demo" if role == "worker" else "",
         digest=digest if role == "worker" else "",
         capacity=Capacity(blocks=blocks, block_size=16, max_tokens=max_tokens, max_rows=max_rows)
         if role == "worker"
         else None,
         running=running or [],
+        serves=serves,
+        labels=labels or [],
+        kv_dtype=kv_dtype,
     )
 
 
-def submit(
-    sid: int, *, prompt: int = 10, digest: str = "d1", klass: str = "interactive", **fields: Any
-) -> Submit:
-    return Submit(
-        sid=sid,
-        request_id=f"r{sid}",
-        attempt=1,
-        tenant="t",
-        model="demo",
-        digest=digest,
-        klass=klass,
-        prompt=pack_ids([1] * prompt),
-        max_tokens=16,
-        sampling=Sampling(),
-        **fields,
-    )
+def submit(sid: int, *, prompt: int = 10, **changed: Any) -> Submit:
+    """`prompt` is its number of tokens, or give `prompt_ids`."""
+    fields: dict[str, Any] = {
+        "request_id": f"r{sid}",
+        "attempt": 1,
+        "tenant": "t",
+        "model": "demo",
+        "digest": "d1",
+        "klass": "interactive",
+        "prompt": changed.pop("prompt_ids", pack_ids([1] * prompt)),
+        "max_tokens": 16,
+        "sampling": Sampling(),
+    }
+    return Submit(sid=sid, **(fields | changed))
 
 
 def report(
@@ -87,6 +92,10 @@ def report(
     pending: int = 0,
     prefilled: list[RowKey] | None = None,
     ended: list[RowKey] | None = None,
+    runs: int = EVERY_RUN,
+    cached: list[bytes] | None = None,
+    evicted: list[bytes] | None = None,
+    cache_reset: bool = False,
 ) -> Report:
     return Report(
         seq=seq,
@@ -101,4 +110,8 @@ def report(
         preemptions=0,
         prefilled=prefilled or [],
         ended=ended or [],
+        runs=runs,
+        cached=cached or [],
+        evicted=evicted or [],
+        cache_reset=cache_reset,
     )

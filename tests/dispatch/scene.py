@@ -7,13 +7,15 @@ from dispatch.limits import Limits
 from gpuworker.wire.messages import HEARTBEAT_MS
 from tests.dispatch.peers import Inbox, hello, report, submit
 
+PREFIX_SECRET = b"names of prefixes"
+
 
 class Scene:
     """One dispatcher, one gateway `g`, and workers as a test adds them."""
 
     def __init__(self, **limits: Any) -> None:
         self.now = 1_000.0
-        self.dispatcher = Dispatcher(Limits(**limits), 0.0)
+        self.dispatcher = Dispatcher(Limits(**limits), PREFIX_SECRET, 0.0)
         self.dispatcher.tick(self.now)
         self.gateway = Inbox()
         self.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), self.gateway, self.now)

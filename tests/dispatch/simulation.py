@@ -20,10 +20,11 @@ from gpuworker.wire.messages import (
     Submit,
     WorkerDown,
 )
+from policy.placement import PREFILL_WINDOW_TOKENS
 from tests.dispatch.client_node import Client
 from tests.dispatch.gateway_node import Gateway
 from tests.dispatch.network import Clock, End, Node
-from tests.dispatch.worker_node import BLOCKS, Worker
+from tests.dispatch.worker_node import BLOCKS, MAX_ROWS, Worker
 
 DIGESTS = ("d1", "d2")
 QUEUE_DEPTH = 12
@@ -141,6 +142,15 @@ class World:
 
     def accepted(self, worker: Worker, run: Run) -> None:
         assert run.submit.digest == worker.digest, "placed on other weights"
+        assert worker.serves != "prefill", "a row on a worker that only computes prompts"
+        if run.prefill_from:
+            digests = {w.digest for w in self.workers.values() if run.prefill_from == f"unix:/{w.name}"}
+            assert worker.digest in digests, "a prompt computed with other weights"
+        *others, _ = worker.rows.values()
+        before = sum(row.pending for row in others if not row.is_remote)
+        assert before < PREFILL_WINDOW_TOKENS, "order was decided too early"
+        if self.joins[worker.incarnation] == 1 and others:
+            assert worker.held_rows <= MAX_ROWS, "more rows than the worker has"
         if self.joins[worker.incarnation] == 1 and len(worker.rows) > 1:
             assert sum(row.blocks for row in worker.rows.values()) <= BLOCKS, "more KV than the worker has"
 
@@ -149,10 +159,12 @@ class World:
     def submit(self) -> None:
         gateway = self.random.choice(self._alive(self.gateways))
         if not gateway.is_frozen:
-            prompt, digest = self.random.randint(1, 400), self.random.choice(DIGESTS)
+            longest = self.random.choice([400, 800])
+            prompt, digest = self.random.randint(1, longest), self.random.choice(DIGESTS)
+            choices = self.random.choice([1, 1, 1, 2, MAX_ROWS + 2])
             klass = self.random.choice(["interactive", "batch"])
             deadline_ms = self.random.choice([500, 10_000, 30_000])
-            gateway.request(next(self._sids), prompt, digest, klass, deadline_ms)
+            gateway.request(next(self._sids), prompt, digest, klass, deadline_ms, choices)
 
     def burst(self) -> None:
         for _ in range(8):
@@ -166,12 +178,19 @@ class World:
     def time(self) -> None:
         self.clock.run(self.random.choice([5, 50, 400, 1_500]))
 
-    def worker_start(self, digest: str = "") -> None:
-        names = {f"worker-{n}" for n in range(3)} - {w.name for w in self._alive(self.workers)}
+    def worker_start(self, digest: str = "", serves: str = "") -> None:
+        serves = serves or self.random.choice(["both", "decode", "prefill"])
+        names = {f"worker-{n}" for n in range(4)} - {w.name for w in self._alive(self.workers)}
         if names:
             incarnation, digest = f"w{next(self._incarnations)}", digest or self.random.choice(DIGESTS)
             self.workers[incarnation] = Worker(
-                self.clock, self, min(names), incarnation, digest, self.refusal_rate
+                self.clock,
+                self,
+                min(names),
+                incarnation,
+                digest=digest,
+                serves=serves,
+                refusal_rate=self.refusal_rate,
             )
 
     def worker_kill(self) -> None:
@@ -232,7 +251,7 @@ class World:
             for gateway in self._alive(self.gateways):
                 gateway.worker_gone(worker.incarnation)
         for digest in DIGESTS:
-            self.worker_start(digest)
+            self.worker_start(digest, "both")
         for _ in range(60):
             self.clock.run(1_000)
             if all(stream.settled for g in self._alive(self.gateways) for stream in g.streams.values()):

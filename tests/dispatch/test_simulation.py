@@ -48,7 +48,8 @@ def tables_check(world: World) -> None:
     assert {g.incarnation: g.rows for g in core._gateways.values() if g.rows} == {}
     for worker in core._workers.values():
         assert worker.placed == {}
-        assert (worker._unprefilled_tokens, worker._unprefilled_blocks) == (0, 0)
+        assert (worker._rows, worker._unprefilled_blocks, worker._unreported_tokens) == (0, 0, 0)
+        assert (worker._helpers, worker.pending_tokens, len(worker._unreported)) == ({}, 0, 0)
     for queue in core._backlog._queues.values():
         assert len(queue) == 0
         assert queue._order == []

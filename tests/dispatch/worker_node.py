@@ -7,7 +7,7 @@ from tests.dispatch.client_node import Client, Fleet
 from tests.dispatch.network import Clock
 from tests.dispatch.peers import hello, report
 
-BLOCKS, MAX_ROWS, MAX_TOKENS = 24, 4, 384
+BLOCKS, MAX_ROWS, MAX_TOKENS = 48, 4, 768
 
 
 @dataclass
@@ -15,21 +15,38 @@ class Row:
     blocks: int
     prompt: int
     left: int  # steps
+    choices: int = 1
+    is_remote: bool = False  # another worker was asked for its prompt
+    is_fetching: bool = False  # and has not answered
     computed: int = 0
     holds: bool = False
+
+    @property
+    def pending(self) -> int:
+        return 0 if self.is_fetching else self.prompt - self.computed
 
 
 class Worker(Client):
     """Admits rows in order while they fit, prefills and decodes; reports and sends frames each step."""
 
     def __init__(
-        self, clock: Clock, fleet: Fleet, name: str, incarnation: str, digest: str, refusal_rate: float
+        self,
+        clock: Clock,
+        fleet: Fleet,
+        name: str,
+        incarnation: str,
+        *,
+        digest: str,
+        serves: str,
+        refusal_rate: float,
     ) -> None:
         self.digest = digest
+        self.serves = serves
         self.rows: dict[RowKey, Row] = {}
         self._prefilled: list[RowKey] = []
         self._ended: list[RowKey] = []
         self._seq = 0
+        self._runs = 0
         self._refusal_rate = refusal_rate
         self.is_draining = False
         super().__init__(clock, fleet, name, incarnation)
@@ -39,7 +56,12 @@ class Worker(Client):
     def held_blocks(self) -> int:
         return sum(row.blocks for row in self.rows.values() if row.holds)
 
+    @property
+    def held_rows(self) -> int:
+        return sum(row.choices for row in self.rows.values())
+
     def greeting(self) -> AnyMessage:
+        self._runs = 0
         self._prefilled, self._ended = [r for r, row in self.rows.items() if row.computed >= row.prompt], []
         return hello(
             "worker",
@@ -49,6 +71,7 @@ class Worker(Client):
             blocks=BLOCKS,
             max_rows=MAX_ROWS,
             max_tokens=MAX_TOKENS,
+            serves=self.serves,
             running=list(self.rows),
         )
 
@@ -58,14 +81,16 @@ class Worker(Client):
     def beat(self) -> None:
         if self.is_joined:
             self._seq += 1
-            pending = sum(row.prompt - row.computed for row in self.rows.values())
+            pending = sum(row.pending for row in self.rows.values())
             prefilled, self._prefilled = self._prefilled, []
             ended, self._ended = self._ended, []
             self.send(self._report(pending, prefilled, ended))
 
     def _report(self, pending: int, prefilled: list[RowKey], ended: list[RowKey]) -> Report:
         free = BLOCKS - self.held_blocks
-        return report(self._seq, free_blocks=free, pending=pending, prefilled=prefilled, ended=ended)
+        return report(
+            self._seq, free_blocks=free, pending=pending, prefilled=prefilled, ended=ended, runs=self._runs
+        )
 
     def told(self, message: AnyMessage) -> None:
         match message:
@@ -77,13 +102,16 @@ class Worker(Client):
                 self.gateway_gone(gateway)
 
     def _run(self, run: Run) -> None:
-        row = RowKey(run.gateway, run.submit.sid)
+        self._runs += 1
+        row, choices = RowKey(run.gateway, run.submit.sid), run.submit.n
         if row in self.rows:
             return
         code = ""
         if self.is_draining:
             code = "draining"
-        elif len(self.rows) >= MAX_ROWS or self.clock.random.random() < self._refusal_rate:
+        elif (
+            self.rows and self.held_rows + choices > MAX_ROWS
+        ) or self.clock.random.random() < self._refusal_rate:
             code = "capacity"
         elif self.clock.random.random() < self._refusal_rate / 4:
             code = "unservable"
@@ -91,9 +119,21 @@ class Worker(Client):
             self.send(Refused(row=row, code=code, message=""))
             return
         prompt = len(run.submit.prompt) // 4
-        self.rows[row] = Row(-(-(prompt + 1) // 16), prompt, self.clock.random.randint(1, 60))
+        blocks = min(-(-(prompt + 1) // 16) + choices - 1, BLOCKS)  # alone, choices take turns
+        steps = self.clock.random.randint(1, 60)
+        is_remote = bool(run.prefill_from)
+        state = Row(blocks, prompt, steps, choices, is_remote=is_remote, is_fetching=is_remote)
+        self.rows[row] = state
         self.fleet.accepted(self, run)
+        if is_remote:
+            spares = prompt // 16 * 16 if self.clock.random.random() < 0.7 else 0
+            delay_ms = self.clock.random.uniform(1, 3_000)
+            self.clock.after(delay_ms, lambda: self.post(lambda: self._fetched(state, spares)))
         self._step_soon()
+
+    def _fetched(self, row: Row, spares: int) -> None:
+        """The prefill worker answered, or something went wrong."""
+        row.is_fetching, row.computed = False, min(spares, row.prompt - 1)
 
     def cancel(self, row: RowKey, reason: str) -> None:
         if row in self.rows:
@@ -124,6 +164,8 @@ class Worker(Client):
         self._is_stepping = False
         budget = 256
         for row, state in list(self.rows.items()):
+            if state.is_fetching:
+                continue
             if not state.holds:
                 if self.held_blocks + state.blocks > BLOCKS:
                     break

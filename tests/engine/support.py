@@ -5,15 +5,16 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models
 
-from gpuworker.engine.block_pool import BLOCK_SIZE
-from gpuworker.engine.engine import Engine
+from gpuworker.engine.engine import CacheOptions, Engine
 from gpuworker.engine.output import StepOutput
-from gpuworker.engine.plan import Runner, StepPlan
-from gpuworker.wire.messages import RowKey, Sampling, Submit, pack_ids
+from gpuworker.engine.plan import Moves, Runner, Sampled, SequenceKey, StepPlan
+from gpuworker.engine.scripted_runner import ScriptedRunner
+from gpuworker.wire.messages import Grammar, RowKey, Sampling, Submit, pack_ids
 
 EOS = 256
 GATEWAY = "aa"
 GREEDY = Sampling(temperature=0.0)
+CACHE = CacheOptions(secret=b"test", digest="digest", kv_dtype="test")
 
 
 def byte_tokenizer(*runs: bytes) -> Tokenizer:
@@ -56,22 +57,36 @@ def submit_make(
     stop: Sequence[str] = (),
     ignore_eos: bool = False,
     deadline_ms: int = 600_000,
+    tenant: str = "tenant",
+    klass: str = "interactive",
+    weight: float = 1.0,
+    n: int = 1,
+    echo: bool = False,
+    grammar: Grammar | None = None,
+    stop_ids: Sequence[int] = (),
+    cache_salt: str = "",
 ) -> Submit:
     ids = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
     return Submit(
         sid=sid,
         request_id=f"request-{sid}",
         attempt=1,
-        tenant="tenant",
+        tenant=tenant,
         model="model",
         digest="digest",
-        klass="interactive",
+        klass=klass,
         prompt=pack_ids(ids),
         max_tokens=max_tokens,
         sampling=sampling,
         stop=list(stop),
         ignore_eos=ignore_eos,
         deadline_ms=deadline_ms,
+        stop_ids=list(stop_ids),
+        n=n,
+        echo=echo,
+        grammar=grammar,
+        weight=weight,
+        cache_salt=cache_salt,
     )
 
 
@@ -87,39 +102,27 @@ class ManualClock:
         return self.ms
 
 
-class PagedEchoRunner:
-    """Echoes prompts like ScriptedRunner, but reads them back from paged memory it wrote plan by plan.
+class PagedEchoRunner(ScriptedRunner):
+    """Checks, besides echoing, the whole context of a row whenever it samples.
 
     A block given to two rows, a position never computed or a stale table shows as a wrong context here.
     """
 
-    vocab_size = 1 << 31
+    def __init__(self, *, vocab_size: int = 1 << 31) -> None:
+        super().__init__(vocab_size=vocab_size)
+        self._histories: dict[int, list[int]] = {}  # by slot
 
-    def __init__(self, blocks: int) -> None:
-        self._memory = [-1] * (blocks * BLOCK_SIZE)
-        self._tables: dict[int, list[int]] = {}
-        self._prompts: dict[int, list[int]] = {}
-
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> list[Sampled]:
         for start in plan.starts:
-            self._tables[start.slot], self._prompts[start.slot] = [], start.prompt
+            self._histories[start.slot] = list(start.tokens)
+        sampled = super().run(plan)
         for row in plan.rows:
-            table = self._tables[row.slot]
-            table[row.block_offset :] = row.new_blocks
-            for position, token in enumerate(row.tokens, row.start):
-                self._memory[self._at(table, position)] = token
-        return [self._next(row.slot, row.start + len(row.tokens)) if row.sample else -1 for row in plan.rows]
-
-    def _next(self, slot: int, length: int) -> int:
-        context = [self._memory[self._at(self._tables[slot], position)] for position in range(length)]
-        prompt = self._prompts[slot]
-        expected = [prompt[position % len(prompt)] for position in range(length)]
-        assert context == expected, "a row's KV holds something else than its own ids"
-        return prompt[length % len(prompt)]
-
-    @staticmethod
-    def _at(table: list[int], position: int) -> int:
-        return table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            history = self._histories[row.slot]
+            end = row.start + len(row.tokens)
+            history[row.start : end] = row.tokens
+            context = [self._at(row.slot, position) for position in range(end)]
+            assert context == history[:end], "a row's KV holds something else than its own ids"
+        return sampled
 
 
 class RecordingRunner:
@@ -129,23 +132,34 @@ class RecordingRunner:
         self._runner = runner
         self._before = before
         self.plans: list[StepPlan] = []
-        self.outputs: dict[RowKey, dict[int, int]] = {}  # token by position
+        self.moves: list[Moves] = []
+        self.outputs: dict[SequenceKey, dict[int, int]] = {}  # token by position
 
     @property
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def move(self, moves: Moves) -> None:
+        self.moves.append(moves)
+        self._runner.move(moves)
+
+    def run(self, plan: StepPlan) -> list[Sampled]:
         self._before(plan)
         self.plans.append(plan)
-        tokens = self._runner.run(plan)
-        for row, token in zip(plan.rows, tokens, strict=True):
+        results = self._runner.run(plan)
+        for row, result in zip(plan.rows, results, strict=True):
             if row.sample:
-                self.outputs.setdefault(row.key, {})[row.start + len(row.tokens)] = token
-        return tokens
+                self.outputs.setdefault(row.key, {})[row.start + len(row.tokens)] = result.token
+        return results
 
-    def ids(self, row: RowKey) -> list[int]:
-        return [token for _, token in sorted(self.outputs[row].items())]
+    def read_blocks(self, blocks: list[int]) -> list[bytes]:
+        return self._runner.read_blocks(blocks)
+
+    def write_blocks(self, blocks: list[int], contents: list[bytes]) -> None:
+        self._runner.write_blocks(blocks, contents)
+
+    def ids(self, row: RowKey, choice: int = 0) -> list[int]:
+        return [token for _, token in sorted(self.outputs[SequenceKey(*row, choice)].items())]
 
 
 def run_until_idle(engine: Engine, clock: Callable[[], float], limit: int = 10_000) -> list[StepOutput]:
@@ -157,15 +171,17 @@ def run_until_idle(engine: Engine, clock: Callable[[], float], limit: int = 10_0
     return outputs
 
 
-def text_of(outputs: Sequence[StepOutput], row: RowKey) -> str:
-    """A row's whole text; checks that the frames are without gaps."""
+def text_of(outputs: Sequence[StepOutput], row: RowKey, choice: int = 0) -> str:
+    """A choice's whole text; checks that the frames are without gaps."""
     text, seen = "", 0
     for output in outputs:
         columns = output.gateways.get(row.gateway)
-        if columns is None or row.sid not in columns.sids:
+        if columns is None:
             continue
-        at = columns.sids.index(row.sid)
-        assert columns.starts[at] == seen
-        seen += columns.counts[at]
-        text += columns.texts[at]
+        choices = columns.choices or [0] * len(columns.sids)
+        for at, entry in enumerate(zip(columns.sids, choices, strict=True)):
+            if entry == (row.sid, choice):
+                assert columns.starts[at] == seen
+                seen += columns.counts[at]
+                text += columns.texts[at]
     return text

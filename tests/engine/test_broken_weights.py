@@ -4,11 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor
 
 from gpuworker.engine.engine import Engine
+from gpuworker.engine.loader import Weights
+from gpuworker.engine.model import LlamaModel
 from gpuworker.engine.model_runner import ModelRunner
+from gpuworker.families.config import config_load
+from tests.engine.reference import CONTEXT, reference_make
 from tests.engine.support import (
+    CACHE,
     EOS,
     ManualClock,
     RecordingRunner,
@@ -23,39 +28,42 @@ BROKEN, BLOCKS, OUTPUT = 5, 16, 4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose embedding of one token is NaN."""
     folder = tmp_path_factory.mktemp("broken")
-    config = AutoConfig.for_model(
-        model_type="llama",
-        vocab_size=300,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=3,
-        max_position_embeddings=256,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    model.model.embed_tokens.weight.data[BROKEN] = torch.nan
-    model.save_pretrained(folder)
+    reference_make({}, folder)
     tokenizer_file(folder)
     return folder
 
 
+class BrokenWeights:
+    """What memory may come to after loading: the embedding of one token is NaN. On disk it is refused."""
+
+    def __init__(self, source: Weights) -> None:
+        self._source = source
+
+    def take(self, name: str) -> Tensor:
+        tensor = self._source.take(name).clone()
+        if name == "model.embed_tokens.weight":
+            tensor[BROKEN] = torch.nan
+        return tensor
+
+
 class Bench:
     def __init__(self, folder: Path) -> None:
-        model = ModelRunner.load(folder, blocks=BLOCKS, max_rows=4, max_context_tokens=256, dtype="float32")
-        self.runner = RecordingRunner(model)
+        config = config_load(folder)
+        with torch.inference_mode():
+            weights = BrokenWeights(Weights(folder, config, torch.float32))
+            model = LlamaModel(config, weights, max_positions=CONTEXT)
+            runner = ModelRunner(model, blocks=BLOCKS, max_rows=4, max_context_tokens=CONTEXT)
+        self.runner = RecordingRunner(runner)
         self._engine = Engine(
             self.runner,
             folder / "tokenizer.json",
             blocks=BLOCKS,
             max_rows=4,
-            max_context_tokens=256,
+            max_context_tokens=CONTEXT,
             pacer=None,
             eos_ids=frozenset({EOS}),
+            cache=CACHE,
         )
 
     def run(self, prompts: dict[int, list[int]]) -> dict[int, str]:

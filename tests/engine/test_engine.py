@@ -13,6 +13,7 @@ from gpuworker.engine.plan import Runner, StepPlan
 from gpuworker.engine.scripted_runner import ScriptedRunner
 from gpuworker.wire.messages import End, RowKey, Sampling
 from tests.engine.support import (
+    CACHE,
     EOS,
     GATEWAY,
     ManualClock,
@@ -40,13 +41,14 @@ def make(tmp_path: Path) -> EngineMaker:
         eos: frozenset[int] = frozenset({EOS}),
     ) -> Engine:
         return Engine(
-            runner or PagedEchoRunner(blocks),
+            runner or PagedEchoRunner(),
             path,
             blocks=blocks,
             max_rows=max_rows,
             max_context_tokens=400,
             pacer=None,
             eos_ids=eos,
+            cache=CACHE,
         )
 
     return build
@@ -255,7 +257,7 @@ def test_stage_times_add_up(make: EngineMaker, clock: ManualClock) -> None:
     def tick(plan: StepPlan) -> None:
         clock.ms += 10
 
-    slow = RecordingRunner(PagedEchoRunner(64), before=tick)
+    slow = RecordingRunner(PagedEchoRunner(), before=tick)
     engine = make(slow, max_rows=1)
     engine.submit(key(1), submit_make(1, "ab", max_tokens=3), 0)
     engine.submit(key(2), submit_make(2, "ab", max_tokens=4), 5)
@@ -283,7 +285,7 @@ def test_a_row_that_raises_fails_alone(make: EngineMaker, clock: ManualClock) ->
         if any(row.key.sid == 3 and row.start > 2 for row in plan.rows):
             raise ArithmeticError("row 3 divides by zero")
 
-    engine = make(RecordingRunner(PagedEchoRunner(64), before=refuse))
+    engine = make(RecordingRunner(PagedEchoRunner(), before=refuse))
     for sid in range(6):
         engine.submit(key(sid), submit_make(sid, f"{sid}.", max_tokens=12), 0)
     # When they run

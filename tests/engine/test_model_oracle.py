@@ -1,9 +1,12 @@
 """Token for token what Hugging Face transformers computes from the same weights (float32, greedy)."""
 
+import dataclasses
 import random
-from collections.abc import Callable
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +15,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gpuworker.engine.engine import Engine
 from gpuworker.engine.model_runner import ModelRunner
+from gpuworker.engine.preemption import RecoveryMode
 from gpuworker.wire.messages import Sampling
-from policy.pacing import StepPacer
+from policy.pacing import StepCost, StepPacer
 from tests.engine.prompts import prompt_texts
-from tests.engine.support import GREEDY, ManualClock, RecordingRunner, key, submit_make
+from tests.engine.support import CACHE, ManualClock, RecordingRunner, key, submit_make
 
 pytestmark = pytest.mark.model
 
@@ -29,8 +33,18 @@ class RandomBudgets(StepPacer):
         super().__init__(100)
         self._random = random.Random(seed)
 
-    def prefill_budget(self, decode_rows: int) -> int:
+    @property
+    def cost(self) -> StepCost:
+        return StepCost(base_ms=0, row_ms=0, token_ms=1, context_ms=0)
+
+    def allowed_ms(self) -> float:
         return self._random.choice([16, 17, 48, 100, 255, 512])
+
+    def idle_ms(self) -> float:
+        return self.allowed_ms()
+
+    def row_limit(self, mean_context_tokens: float) -> int:
+        return MAX_ROWS
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,16 @@ class Case:
     prompts: list[list[int]]
     alone: list[list[int]]  # what our engine says, one prompt at a time
 
-    def engine(self, runner: RecordingRunner, *, blocks: int, pacer: StepPacer | None = None) -> Engine:
+    def engine(
+        self,
+        runner: RecordingRunner,
+        *,
+        blocks: int,
+        pacer: StepPacer | None = None,
+        recovery: RecoveryMode = "auto",
+        is_shared: bool = False,
+        max_step_tokens: int = 512,
+    ) -> Engine:
         return Engine(
             runner,
             self.folder / "tokenizer.json",
@@ -49,16 +72,23 @@ class Case:
             max_context_tokens=CONTEXT,
             pacer=pacer,
             eos_ids=frozenset({0, 2}),
+            cache=dataclasses.replace(CACHE, host_blocks=HOST_BLOCKS, recovery=recovery, is_shared=is_shared),
+            max_step_tokens=max_step_tokens,
         )
 
 
-BLOCKS = 320
+BLOCKS, HOST_BLOCKS = 320, 100
 
 
 @pytest.fixture(scope="module")
 def case(smollm2: Path) -> Case:
     runner = ModelRunner.load(
-        smollm2, blocks=BLOCKS, max_rows=MAX_ROWS, max_context_tokens=CONTEXT, dtype="float32"
+        smollm2,
+        blocks=BLOCKS,
+        max_rows=MAX_ROWS,
+        max_context_tokens=CONTEXT,
+        host_blocks=HOST_BLOCKS,
+        dtype="float32",
     )
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in prompt_texts()]
@@ -133,31 +163,88 @@ def test_together_with_random_arrivals_chunks_and_preemption(case: Case) -> None
 SEED_42 = Sampling(temperature=1.0, top_p=0.95, seed=42)
 
 
-def test_a_seed_gives_the_same_text_alone_with_mates_and_after_preemption(case: Case) -> None:
-    prompt = case.prompts[1]
-
-    def sample(blocks: int, mates: int, check: Callable[[Engine], None] = lambda engine: None) -> list[int]:
-        recording = RecordingRunner(case.runner)
-        engine = case.engine(recording, blocks=blocks)
-        for mate in range(mates):
-            mate_submit = submit_make(mate, case.prompts[mate + 2], max_tokens=TOKENS, ignore_eos=True)
-            engine.submit(key(mate), mate_submit, 0)
-        submit = submit_make(99, prompt, max_tokens=TOKENS, sampling=SEED_42, ignore_eos=True)
-        engine.submit(key(99), submit, 0)
+def sample_42(
+    case: Case, prompt: list[int], *, blocks: int = BLOCKS, mates: int = 0, warm: bool = False, **options: Any
+) -> tuple[list[int], Engine]:
+    """The ids of one request with seed 42, and the engine that made them."""
+    recording = RecordingRunner(case.runner)
+    engine = case.engine(recording, blocks=blocks, is_shared=warm, **options)
+    if warm:  # somebody of the same tenant asked the same before
+        engine.submit(key(98), submit_make(98, prompt, max_tokens=1, ignore_eos=True), 0)
         while engine.has_work():
             engine.step(ManualClock())
-        check(engine)
-        return recording.ids(key(99))
-
-    def preempted(engine: Engine) -> None:
-        assert engine.stats().preemptions > 0
-
-    alone = sample(BLOCKS, 0)
-    assert alone != sample_greedy(case, prompt)
-    assert sample(BLOCKS, 7) == alone
-    assert sample(16, 3, preempted) == alone
+    for mate in range(mates):
+        mate_submit = submit_make(mate, case.prompts[mate + 2], max_tokens=TOKENS, ignore_eos=True)
+        engine.submit(key(mate), mate_submit, 0)
+    submit = submit_make(99, prompt, max_tokens=TOKENS, sampling=SEED_42, ignore_eos=True)
+    engine.submit(key(99), submit, 0)
+    while engine.has_work():
+        engine.step(ManualClock())
+    return recording.ids(key(99)), engine
 
 
-def sample_greedy(case: Case, prompt: list[int]) -> list[int]:
-    assert GREEDY.temperature == 0
-    return case.alone[case.prompts.index(prompt)]
+def test_a_seed_gives_the_same_ids_whatever_happens_around_the_row(case: Case) -> None:
+    prompt = case.prompts[19]
+    assert len(prompt) > 200
+    alone, _ = sample_42(case, prompt)
+    assert alone != case.alone[19]
+    # With mates, in small and large chunks
+    assert sample_42(case, prompt, mates=7)[0] == alone
+    for size in (16, 512):
+        assert sample_42(case, prompt, max_step_tokens=size)[0] == alone
+    # With a prefix that is cached
+    ids, engine = sample_42(case, prompt, warm=True)
+    assert ids == alone
+    assert engine.stats().cached_tokens == (len(prompt) - 1) // 16 * 16
+
+
+@pytest.mark.parametrize("recovery", ["recompute", "swap"])
+def test_a_seed_gives_the_same_ids_after_a_preemption(case: Case, recovery: RecoveryMode) -> None:
+    prompt = case.prompts[1]
+    alone, _ = sample_42(case, prompt)
+    ids, engine = sample_42(case, prompt, blocks=16, mates=3, recovery=recovery)
+    assert ids == alone
+    stats = engine.stats()
+    assert stats.preemptions > 0
+    assert stats.swaps == (stats.preemptions if recovery == "swap" else 0)
+
+
+RESTARTED = """
+import sys
+from pathlib import Path
+from gpuworker.engine.model_runner import ModelRunner
+from tests.engine import test_model_oracle as oracle
+folder = Path(sys.argv[1])
+runner = ModelRunner.load(folder, blocks=64, max_rows=2, max_context_tokens=1024, dtype="float32")
+case = oracle.Case(folder, runner, [], [])
+print(oracle.sample_42(case, [int(token) for token in sys.argv[2].split(",")], blocks=64)[0])
+"""
+
+
+def test_a_seed_gives_the_same_ids_in_another_process(case: Case) -> None:
+    prompt = case.prompts[1]
+    alone, _ = sample_42(case, prompt)
+    command = [sys.executable, "-c", RESTARTED, str(case.folder), ",".join(map(str, prompt))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == str(alone)
+
+
+def test_a_prefix_is_found_within_a_tenant_and_never_across(case: Case) -> None:
+    # Given two tenants with the same prompt of 1,000 tokens
+    prompt = (case.prompts[13] * 2)[:1000]
+    recording = RecordingRunner(case.runner)
+    engine = case.engine(recording, blocks=BLOCKS, is_shared=True)
+    cached, blocks = [], []
+    for sid, tenant in enumerate(("one", "two", "one")):
+        submit = submit_make(sid, prompt, max_tokens=4, tenant=tenant, ignore_eos=True)
+        engine.submit(key(sid), submit, 0)
+        while engine.has_work():
+            for columns in engine.step(ManualClock()).gateways.values():
+                cached += [end.cached_tokens for end in columns.ends]
+        rows = [row for plan in recording.plans for row in plan.rows if row.key.sid == sid]
+        blocks.append([block for row in rows for block in row.new_blocks][: len(prompt) // 16])
+    # Then only the second request of the same tenant finds it, and the texts are the same
+    assert cached == [0, 0, 992]
+    assert not set(blocks[0]) & set(blocks[1])
+    assert blocks[2] == blocks[0]
+    assert recording.ids(key(0)) == recording.ids(key(1)) == recording.ids(key(2))

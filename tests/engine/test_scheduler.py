@@ -1,57 +1,19 @@
 """What a step holds: decodes, chunks, admissions; and who gives way when blocks run out."""
 
 from gpuworker.engine.block_pool import BLOCK_SIZE
-from gpuworker.engine.plan import StepPlan, StepResult
-from gpuworker.engine.scheduler import Scheduler
-from gpuworker.engine.sequence import Sequence
-from tests.engine.support import PagedEchoRunner, key, submit_make
-
-
-class Bench:
-    """A scheduler on a paged memory; every step is checked."""
-
-    def __init__(self, *, blocks: int, max_rows: int = 8, max_step_tokens: int = 64) -> None:
-        self.scheduler = Scheduler(
-            blocks=blocks, max_rows=max_rows, max_context_tokens=4096, max_step_tokens=max_step_tokens
-        )
-        self._runner = PagedEchoRunner(blocks)
-        self.outputs: dict[int, list[int]] = {}
-
-    def submit(self, sid: int, prompt_len: int, max_tokens: int = 100) -> Sequence:
-        ids = [1000 * sid + index for index in range(prompt_len)]
-        submit = submit_make(sid, ids, max_tokens=max_tokens)
-        sequence = Sequence(key(sid), submit, max_tokens=max_tokens, stop_ids=frozenset(), now_ms=0)
-        self.scheduler.submit(sequence)
-        return sequence
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule(0)
-        sampled = self._runner.run(plan)
-        self.finish(plan, sampled)
-        return plan
-
-    def finish(self, plan: StepPlan, sampled: list[int]) -> None:
-        tokens = {row.key: token for row, token in zip(plan.rows, sampled, strict=True)}
-        self.scheduler.apply(plan, StepResult(tokens, {}), 0, self._note)
-        self.scheduler.check_integrity()
-
-    def _note(self, sequence: Sequence, token: int) -> bool:
-        self.outputs.setdefault(sequence.key.sid, []).append(token)
-        return False
-
-
-def counts(plan: StepPlan) -> dict[int, int]:
-    return {row.key.sid: len(row.tokens) for row in plan.rows}
+from gpuworker.engine.plan import Sampled, SequenceKey
+from tests.engine.scheduler_bench import Bench, counts
+from tests.engine.support import key
 
 
 def test_a_prompt_of_40_holds_three_blocks_until_it_ends() -> None:
     bench = Bench(blocks=10)
     bench.submit(1, 40, max_tokens=3)
     bench.step()
-    assert bench.scheduler.pool.free_blocks == 7
+    assert bench.kv.pool.free_blocks == 7
     bench.step()
     bench.step()
-    assert bench.scheduler.pool.free_blocks == 10
+    assert bench.kv.pool.free_blocks == 10
     assert [row.reason for row in bench.scheduler.take_finished()] == ["length"]
 
 
@@ -147,7 +109,7 @@ def test_a_lone_row_may_fill_the_pool() -> None:
 def test_cancelled_while_waiting_is_never_scheduled() -> None:
     bench = Bench(blocks=10)
     bench.submit(1, 10)
-    bench.scheduler.cancel(key(1), "cancelled")
+    bench.scheduler.cancel(SequenceKey(*key(1)), "cancelled")
     assert bench.step().rows == []
     assert [row.reason for row in bench.scheduler.take_finished()] == ["cancelled"]
 
@@ -157,10 +119,10 @@ def test_cancelled_while_running_is_absent_from_the_next_plan_and_its_blocks_are
     bench.submit(1, 10)
     bench.submit(2, 10)
     bench.step()
-    bench.scheduler.cancel(key(1), "cancelled")
-    bench.scheduler.cancel(key(1), "deadline")
-    bench.scheduler.cancel(key(77), "cancelled")
-    assert bench.scheduler.pool.free_blocks == 9
+    bench.scheduler.cancel(SequenceKey(*key(1)), "cancelled")
+    bench.scheduler.cancel(SequenceKey(*key(1)), "deadline")
+    bench.scheduler.cancel(SequenceKey(*key(77)), "cancelled")
+    assert bench.kv.pool.free_blocks == 9
     assert counts(bench.step()) == {2: 1}
     assert [(row.key.sid, row.reason) for row in bench.scheduler.take_finished()] == [(1, "cancelled")]
 
@@ -169,11 +131,11 @@ def test_cancelled_in_flight_keeps_its_blocks_until_the_step_is_applied() -> Non
     bench = Bench(blocks=10)
     bench.submit(1, 10)
     plan = bench.scheduler.schedule(0)
-    bench.scheduler.cancel(key(1), "cancelled")
-    assert bench.scheduler.pool.free_blocks == 9
+    bench.scheduler.cancel(SequenceKey(*key(1)), "cancelled")
+    assert bench.kv.pool.free_blocks == 9
     assert bench.scheduler.take_finished() == []
-    bench.finish(plan, [5])
-    assert bench.scheduler.pool.free_blocks == 10
+    bench.finish(plan, [Sampled(5)])
+    assert bench.kv.pool.free_blocks == 10
     assert bench.outputs == {}
 
 
@@ -181,7 +143,7 @@ def test_cancelled_between_two_chunks_of_its_prompt_gives_no_output() -> None:
     bench = Bench(blocks=20)
     bench.submit(1, 100)
     assert counts(bench.step()) == {1: 64}
-    bench.scheduler.cancel(key(1), "cancelled")
+    bench.scheduler.cancel(SequenceKey(*key(1)), "cancelled")
     assert bench.step().rows == []
     assert bench.outputs == {}
-    assert bench.scheduler.pool.free_blocks == 20
+    assert bench.kv.pool.free_blocks == 20

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpuworker.engine.block_pool import BLOCK_SIZE, blocks_for
 from gpuworker.engine.model_runner import ModelRunner
-from gpuworker.engine.plan import PlanRow, RowStart, StepPlan
+from gpuworker.engine.plan import PlanRow, RowStart, SequenceKey, StepPlan
 from tests.engine.prompts import prompt_texts
 from tests.engine.support import GREEDY, key
 
@@ -33,11 +33,17 @@ def logits_of(folder: Path, dtype: str, prompts: list[list[int]], forced: Tensor
     plan = StepPlan(
         [
             PlanRow(
-                key(row), row, 0, ids, 0, list(range(row * BLOCKS_PER_ROW, (row + 1) * BLOCKS_PER_ROW)), True
+                SequenceKey(*key(row)),
+                row,
+                0,
+                ids,
+                0,
+                list(range(row * BLOCKS_PER_ROW, (row + 1) * BLOCKS_PER_ROW)),
+                True,
             )
             for row, ids in enumerate(prompts)
         ],
-        [RowStart(key(row), row, ids, GREEDY) for row, ids in enumerate(prompts)],
+        [RowStart(SequenceKey(*key(row)), row, ids, len(ids), GREEDY, []) for row, ids in enumerate(prompts)],
     )
     steps = []
     for step in range(STEPS):
@@ -49,7 +55,13 @@ def logits_of(folder: Path, dtype: str, prompts: list[list[int]], forced: Tensor
         plan = StepPlan(
             [
                 PlanRow(
-                    key(row), row, len(prompts[row]) + step, [int(following[row])], BLOCKS_PER_ROW, [], True
+                    SequenceKey(*key(row)),
+                    row,
+                    len(prompts[row]) + step,
+                    [int(following[row])],
+                    BLOCKS_PER_ROW,
+                    [],
+                    True,
                 )
                 for row in rows
             ],

@@ -5,12 +5,13 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuworker.wire.connection import MAX_OUTBOX_BYTES, Connection, connect, listen
 from gpuworker.wire.framing import MAX_FRAME_BYTES, encode
-from gpuworker.wire.messages import AnyMessage, Cancel, Heartbeat
+from gpuworker.wire.messages import AnyMessage, Cancel, Heartbeat, Welcome
 
 
 @dataclass
@@ -185,3 +186,40 @@ async def _raw_open(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
         return await asyncio.open_unix_connection(address.removeprefix("unix:"))
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     return await asyncio.open_connection(host, int(port))
+
+
+async def test_who_has_much_to_send_can_wait_until_it_is_read(pair: Pair) -> None:
+    large = Welcome(version=1, id="x" * (512 << 10), incarnation="")
+    transport: Any = pair.peer._transport
+    transport.pause_reading()
+    sent = 0
+
+    async def send_all() -> None:
+        nonlocal sent
+        for _ in range(40):
+            await pair.connection.drained()
+            assert pair.connection.send(large)
+            sent += 1
+
+    sending = asyncio.create_task(send_all())
+    await asyncio.sleep(0.2)
+    assert sent < 20
+    assert pair.connection.outbox_bytes < 2 * len(encode(large))
+    transport.resume_reading()
+    await sending
+    for _ in range(40):
+        assert await pair.server.messages.get() == large
+
+
+async def test_waiting_for_a_reader_ends_with_the_connection(pair: Pair) -> None:
+    transport: Any = pair.peer._transport
+    transport.pause_reading()
+    while pair.connection.outbox_bytes < 1 << 20:
+        pair.connection.send(Welcome(version=1, id="x" * (512 << 10), incarnation=""))
+    waiting = asyncio.create_task(pair.connection.drained())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    pair.connection.abort("enough")
+    await waiting
+    transport.resume_reading()
+    assert await pair.server.closed.get()

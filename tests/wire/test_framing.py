@@ -38,6 +38,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.builds(RowKey, gateway=_SCALARS[str], sid=_SCALARS[int])
     if get_origin(annotation) is list:
         return st.lists(values_of(get_args(annotation)[0]), max_size=3)
+    if get_origin(annotation) is tuple:
+        return st.tuples(*map(values_of, get_args(annotation)))
     if isinstance(annotation, UnionType):
         return st.one_of(*(values_of(a) if a is not type(None) else st.none() for a in get_args(annotation)))
     fields = msgspec.structs.fields(annotation)

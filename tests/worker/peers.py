@@ -94,7 +94,8 @@ class DispatcherEnd(Waiter):
         seen = len(self.reports)
 
         def is_idle(report: Report) -> bool:
-            return (report.running, report.waiting, report.free_blocks) == (0, 0, self.blocks)
+            held = (report.running, report.waiting, report.pending_prefill_tokens)
+            return held == (0, 0, 0) and report.free_blocks == self.blocks
 
         await self.until(lambda: any(map(is_idle, self.reports[seen:])))
         return next(filter(is_idle, self.reports[seen:]))
@@ -144,12 +145,13 @@ class GatewayEnd(Waiter):
     def row(self, sid: int) -> RowKey:
         return RowKey(self.incarnation, sid)
 
-    def text(self, sid: int) -> str:
-        """All text of a row so far; fails on a gap or a repetition."""
+    def text(self, sid: int, choice: int = 0) -> str:
+        """All text of a choice so far; fails on a gap or a repetition."""
         pieces, count = [], 0
         for frame in self.frames:
+            choices = frame.choices or [0] * len(frame.sids)
             for at, other in enumerate(frame.sids):
-                if other == sid:
+                if (other, choices[at]) == (sid, choice):
                     assert frame.starts[at] == count, f"row {sid}: expected {count}, got {frame.starts[at]}"
                     count += frame.counts[at]
                     pieces.append(frame.texts[at])

@@ -85,6 +85,7 @@ class WorkerProcess(Waiter):
 
     folder: Path
     weights: Path
+    name: str = "w"
     process: asyncio.subprocess.Process | None = None
     log: list[str] = field(default_factory=list)
 
@@ -93,19 +94,23 @@ class WorkerProcess(Waiter):
 
     @property
     def dispatch(self) -> str:
-        return f"unix:{self.folder}/d.sock"
+        return f"unix:{self.folder}/dispatch.sock"
 
     @property
     def address(self) -> str:
-        return f"unix:{self.folder}/w.sock"
+        return f"unix:{self.folder}/{self.name}.sock"
+
+    @property
+    def spool(self) -> Path:
+        return self.folder / f"spool-{self.name}"
 
     async def start(
         self, *options: str, environment: dict[str, str] | None = None, wrap: tuple[str, ...] = ()
     ) -> Self:
         command = [
             *wrap,
-            *(sys.executable, "-m", "gpuworker", "--id", "worker-0", "--model", "echo"),
-            *("--backend", "scripted", "--weights", str(self.weights), "--spool", f"{self.folder}/spool"),
+            *(sys.executable, "-m", "gpuworker", "--id", f"worker-{self.name}", "--model", "echo"),
+            *("--backend", "scripted", "--weights", str(self.weights), "--spool", str(self.spool)),
             *("--dispatch", self.dispatch, "--listen", self.address),
             *options,
         ]

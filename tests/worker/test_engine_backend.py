@@ -8,8 +8,8 @@ import pytest
 
 from gpuworker.backends.base import BackendError, BackendStep
 from gpuworker.backends.engine_backend import MAX_UNDELIVERED_STEPS, EngineBackend
-from gpuworker.engine.engine import Engine
-from gpuworker.engine.plan import Runner, StepPlan
+from gpuworker.engine.engine import CacheOptions, Engine
+from gpuworker.engine.plan import Runner, Sampled, StepPlan
 from gpuworker.engine.scripted_runner import ScriptedRunner
 from gpuworker.server import Settings, WorkerFailed, WorkerServer
 from gpuworker.usage_journal import UsageJournal, WorkerIdentity
@@ -20,22 +20,21 @@ from tests.worker.peers import DispatcherEnd, GatewayEnd
 from tests.worker.support import SECRET, Waiter, submit_make
 
 
-class FaultyRunner:
+class FaultyRunner(ScriptedRunner):
     """Echoes, until a row's prompt begins with a token that says how to fail."""
 
-    vocab_size = 257
     FAIL, DIE = 1, 2
 
     def __init__(self) -> None:
-        self._echo = ScriptedRunner(vocab_size=257)
+        super().__init__(vocab_size=257)
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> list[Sampled]:
         for start in plan.starts:
-            if start.prompt[0] == self.FAIL:
+            if start.tokens[0] == self.FAIL:
                 raise ValueError("a bad row")
-            if start.prompt[0] == self.DIE:
+            if start.tokens[0] == self.DIE:
                 raise SystemExit("the end")
-        return self._echo.run(plan)
+        return super().run(plan)
 
 
 class Steps(Waiter):
@@ -66,6 +65,7 @@ def backend_make(folder: Path, runner: Runner) -> EngineBackend:
         max_context_tokens=512,
         pacer=None,
         eos_ids=frozenset({256}),
+        cache=CacheOptions(secret=b"a secret", kv_dtype="scripted"),
     )
     return EngineBackend(engine, max_rows=8)
 
@@ -108,7 +108,7 @@ async def test_an_engine_that_dies_says_so(tmp_path: Path) -> None:
 
 async def test_an_engine_that_dies_while_warming_up_never_serves(tmp_path: Path) -> None:
     class BrokenRunner(FaultyRunner):
-        def run(self, plan: StepPlan) -> list[int]:
+        def run(self, plan: StepPlan) -> list[Sampled]:
             raise SystemExit("no device")
 
     backend, steps = backend_make(tmp_path, BrokenRunner()), Steps()

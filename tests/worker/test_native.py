@@ -1,15 +1,20 @@
 """The native backend as a process: a small random Llama behind the same sockets."""
 
 import json
+import signal
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from gpuworker.engine.config import config_parse
-from gpuworker.engine.loader import weight_shapes
+from gpuworker.families.config import config_parse
+from gpuworker.families.shapes import weight_shapes
 from gpuworker.manifest import manifest_build, manifest_write
+from gpuworker.wire.messages import Sampling
 from tests.worker.conftest import Stage
+from tests.worker.fleet import Fleet
+from tests.worker.support import weights_make
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,17 +30,20 @@ CONFIG = {
 }
 
 
-def weights_add(stage: Stage) -> None:
-    """Random, but the same ones each time."""
-    folder = stage.worker.weights
+def model_add(folder: Path, **changed: object) -> str:
+    """Random weights, but the same ones each time. Returns the folder's digest."""
     generator = torch.Generator().manual_seed(1)
-    shapes = weight_shapes(config_parse(CONFIG))
+    shapes = weight_shapes(config_parse(CONFIG | changed))
     tensors = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(CONFIG | changed))
     manifest = manifest_build(folder)
     manifest_write(folder, manifest)
-    stage.digest = manifest.digest
+    return manifest.digest
+
+
+def weights_add(stage: Stage) -> None:
+    stage.digest = model_add(stage.worker.weights)
 
 
 NATIVE = ("--backend", "native", "--threads", "2", "--dtype", "float32", "--kv-blocks", "128")
@@ -59,9 +67,18 @@ async def test_rows_decode_together_as_they_do_alone(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [{"hidden_act": "gelu"}, {"architectures": ["GPT2LMHeadModel"]}, {"num_hidden_layers": 3}]
+    ("broken", "named"),
+    [
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"num_hidden_layers": 3}, "model.layers.2"),
+        ({"vocab_size": 256}, "tokenizer.json"),
+        ({"eos_token_id": 300}, "tokenizer.json"),
+    ],
 )
-async def test_a_model_it_cannot_run_is_refused_in_one_line(stage: Stage, broken: dict[str, object]) -> None:
+async def test_a_model_it_cannot_run_is_refused_in_one_line(
+    stage: Stage, broken: dict[str, object], named: str
+) -> None:
     weights_add(stage)
     folder = stage.worker.weights
     (folder / "config.json").write_text(json.dumps(CONFIG | broken))
@@ -70,3 +87,30 @@ async def test_a_model_it_cannot_run_is_refused_in_one_line(stage: Stage, broken
     assert await stage.worker.exit_status() == 2
     (line,) = stage.worker.log
     assert "cannot start" in line
+    assert named in line
+
+
+async def test_a_prompt_computed_by_another_worker_gives_the_same_tokens(folder: Path) -> None:
+    weights = folder / "weights"
+    weights_make(weights)
+    fleet = await Fleet(folder, weights, model_add(weights, max_position_embeddings=2048)).start()
+    prompts = {sid: f"{sid} " + "the quick brown fox " * (26 + sid) for sid in range(4)}
+    sampling = Sampling(temperature=1.0, top_p=0.95, seed=42)
+    try:
+        alone = await fleet.worker_start("b", "both", *NATIVE)
+        expected = {sid: await fleet.run(sid, text, sampling=sampling) for sid, text in prompts.items()}
+        alone.signal(signal.SIGTERM)
+        assert await alone.exit_status() == 0
+        await fleet.worker_start("decode", "decode", *NATIVE)
+        await fleet.worker_start("prefill", "prefill", *NATIVE)
+        warm_up_steps = await fleet.steps_of("prefill")
+        for sid, text in prompts.items():
+            await fleet.submit(10 + sid, text, sampling=sampling)
+        for sid in prompts:
+            text, end = await fleet.result(10 + sid)
+            assert text == expected[sid][0]
+            assert end.cached_tokens == 0
+        await fleet.until_idle("decode", "prefill")
+        assert await fleet.steps_of("prefill") >= warm_up_steps + len(prompts)
+    finally:
+        await fleet.stop()

@@ -157,7 +157,7 @@ async def test_no_secret_no_service(stage: Stage) -> None:
 
 
 async def test_a_spool_in_use_is_not_shared(stage: Stage) -> None:
-    journal = Journal.open(stage.worker.folder / "spool")
+    journal = Journal.open(stage.worker.spool)
     await stage.worker.start()
     assert await stage.worker.exit_status() == 2
     assert "another process" in stage.worker.log[0]

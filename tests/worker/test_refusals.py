@@ -7,6 +7,7 @@ import pytest
 from gpuworker.wire.connection import connect
 from gpuworker.wire.messages import (
     AnyMessage,
+    Grammar,
     Heartbeat,
     Refusal,
     Sampling,
@@ -29,6 +30,8 @@ from tests.worker.peers import usage_collect
         ({"max_tokens": 0}, "unservable"),
         ({"sampling": Sampling(temperature=-1.0)}, "unservable"),
         ({"sampling": Sampling(top_p=0.0)}, "unservable"),
+        ({"n": 0}, "unservable"),
+        ({"grammar": Grammar(kind="regex", text="(")}, "invalid_grammar"),
     ],
 )
 async def test_an_unservable_row_is_refused_and_leaves_nothing(
@@ -69,7 +72,7 @@ async def test_more_rows_than_it_has_are_refused_for_another_worker_to_take(stag
         ({"secret": ""}, "bad_secret"),
         ({"secret": "é"}, "bad_secret"),
         ({"version": 2}, "bad_version"),
-        ({"role": "worker"}, "bad_role"),
+        ({"role": "dispatcher"}, "bad_role"),
         ({"incarnation": ""}, "bad_role"),
     ],
 )
@@ -139,3 +142,37 @@ async def test_a_tenants_text_and_the_secret_stay_out_of_the_log(stage: Stage) -
     await stage.worker.kill()
     assert stage.worker.log
     assert not any("confidential" in line or "a secret of" in line for line in stage.worker.log)
+
+
+async def test_each_choice_takes_a_row_but_an_idle_worker_takes_any_number(stage: Stage) -> None:
+    await stage.start("--max-rows", "4", "--step-ms", "10")
+    gateway = await stage.gateway()
+    stage.run(gateway, 1, "row", max_tokens=30, n=6)
+    stage.run(gateway, 2, "row", max_tokens=30)
+    await gateway.until_ended(1)
+    stage.run(gateway, 3, "row", max_tokens=30, n=3)
+    stage.run(gateway, 4, "row", max_tokens=30, n=2)
+    stage.run(gateway, 5, "row", max_tokens=30)
+    await gateway.until_ended(3, 5)
+    assert [(refused.row.sid, refused.code) for refused in stage.dispatcher.refused] == [
+        (2, "capacity"),
+        (4, "capacity"),
+    ]
+    assert [gateway.text(1, choice) for choice in range(6)] == ["row" * 10] * 6
+
+
+async def test_a_worker_that_computes_prompts_for_others_runs_no_rows(stage: Stage) -> None:
+    await stage.start("--role", "prefill", "--label", "long_prompt", "--label", "other")
+    gateway = await stage.gateway()
+    stage.run(gateway, 1, "row")
+    await stage.dispatcher.until(lambda: stage.dispatcher.refused)
+    assert stage.dispatcher.refused[0].code == "misrouted"
+    hello = stage.dispatcher.hellos[0]
+    assert (hello.serves, hello.labels, hello.kv_dtype) == ("prefill", ["long_prompt", "other"], "scripted")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_roles_need_the_prefix_cache(stage: Stage, role: str) -> None:
+    await stage.worker.start("--role", role, "--prefix-cache", "off")
+    assert await stage.worker.exit_status() == 2
+    assert "need the prefix cache" in stage.worker.log[-1]

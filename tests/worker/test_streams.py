@@ -4,6 +4,8 @@ import asyncio
 from itertools import pairwise
 from pathlib import Path
 
+from gpuworker.wire.messages import Pause, Resume, Sampling
+from policy.prefix import ROUTER_STRIDE
 from tests.worker.conftest import Stage
 
 
@@ -121,3 +123,113 @@ async def test_an_idle_worker_burns_no_processor_time(stage: Stage) -> None:
     before = ticks()
     await asyncio.sleep(1)
     assert ticks() - before <= 10, "more than a tenth of a core while idle"
+
+
+async def test_each_choice_has_its_own_stream_and_all_are_billed_as_one(stage: Stage) -> None:
+    await stage.start()
+    gateway = await stage.gateway()
+    stage.run(gateway, 1, "three of them", max_tokens=30, n=3, stop=["of"])
+    stage.run(gateway, 2, "one", max_tokens=6)
+    await gateway.until_ended(1, 2)
+    assert [gateway.text(1, choice) for choice in range(3)] == ["three "] * 3
+    ends = [end for frame in gateway.frames for end in frame.choice_ends]
+    assert {(end.sid, end.choice, end.reason) for end in ends} == {(1, choice, "stop") for choice in range(3)}
+    end = gateway.ends[1]
+    assert (end.prompt_tokens, end.output_tokens) == (13, sum(each.output_tokens for each in ends))
+    assert gateway.text(2) == "oneone"
+    assert all(frame.choices == [] for frame in gateway.frames if 1 not in frame.sids)
+    await stage.dispatcher.until_idle()
+
+
+async def test_logprobs_stand_beside_the_tokens_of_those_who_asked(stage: Stage) -> None:
+    await stage.start()
+    gateway = await stage.gateway()
+    asked = Sampling(temperature=0.0, logprobs=1, prompt_logprobs=0)
+    stage.run(gateway, 1, "asked", max_tokens=20, sampling=asked)
+    stage.run(gateway, 2, "not", max_tokens=20)
+    await gateway.until_ended(1, 2)
+    tokens, prompt = [], []
+    for frame in gateway.frames:
+        assert frame.logprobs == [] or len(frame.logprobs) == len(frame.sids)
+        for sid, logprobs in zip(frame.sids, frame.logprobs, strict=False):
+            assert bool(logprobs) == (sid == 1)
+            tokens += [entry.token for entry in logprobs]
+        prompt += [(entry.first, len(entry.tokens)) for entry in frame.prompts if entry.sid == 1]
+    assert bytes(tokens).decode() == gateway.text(1)
+    assert prompt == [(1, 4)]
+
+
+async def test_a_paused_row_goes_on_where_it_was(stage: Stage) -> None:
+    await stage.start("--step-ms", "10")
+    gateway, other = await stage.gateway(), await stage.gateway()
+    stage.run(gateway, 1, "paused", max_tokens=60)
+    await gateway.until(lambda: gateway.text(1))
+    other.send(Pause(sid=1))  # the same number, another gateway
+    gateway.send(Pause(sid=1))
+    gateway.send(Pause(sid=99))
+    await asyncio.sleep(0.2)
+    shown = gateway.text(1)
+    await asyncio.sleep(0.3)
+    assert gateway.text(1) == shown
+    stage.run(gateway, 2, "mate", max_tokens=8)
+    await gateway.until_ended(2)
+    gateway.send(Resume(sid=1))
+    await gateway.until_ended(1)
+    assert gateway.text(1) == "paused" * 10
+    await stage.dispatcher.until_idle()
+
+
+async def test_the_router_hears_what_came_into_the_cache_and_what_went(stage: Stage) -> None:
+    await stage.start("--kv-blocks", "40")
+    gateway = await stage.gateway()
+    held: set[bytes] = set()
+
+    def told() -> set[bytes]:
+        held.clear()
+        for report in stage.dispatcher.reports:
+            if report.cache_reset:
+                held.clear()
+            held.difference_update(report.evicted)
+            held.update(report.cached)
+        return held
+
+    stage.run(gateway, 1, "a" * 320, max_tokens=2)
+    await gateway.until_ended(1)
+    await stage.dispatcher.until(lambda: len(told()) == 20 // ROUTER_STRIDE)
+    first = set(held)
+    stage.run(gateway, 2, "b" * 600, max_tokens=2)
+    await gateway.until_ended(2)
+    await stage.dispatcher.until(lambda: told() and not first <= held)
+    await stage.dispatcher.until_idle()
+    known = set(told())
+    await stage.dispatcher.stop()
+    seen = len(stage.dispatcher.reports)
+    await stage.dispatcher.start()
+    await stage.dispatcher.until(lambda: len(stage.dispatcher.reports) > seen)
+    again = stage.dispatcher.reports[seen]
+    assert again.cache_reset
+    assert set(again.cached) == known
+
+
+async def test_without_a_prefix_cache_nothing_is_shared_or_told(stage: Stage) -> None:
+    await stage.start("--prefix-cache", "off")
+    gateway = await stage.gateway()
+    for sid in (1, 2):
+        stage.run(gateway, sid, "c" * 320, max_tokens=2)
+        await gateway.until_ended(sid)
+        assert gateway.ends[sid].cached_tokens == 0
+    await stage.dispatcher.until_idle()
+    assert stage.dispatcher.hellos[0].kv_dtype == ""
+    assert not any(report.cached for report in stage.dispatcher.reports)
+
+
+async def test_a_report_knows_of_every_prompt_received_before_it(stage: Stage) -> None:
+    await stage.start("--step-ms", "400", "--target-itl-ms", "off")
+    gateway = await stage.gateway()
+    for sid in range(3):
+        stage.run(gateway, sid, "l" * 2000, max_tokens=1, tenant=f"tenant {sid}")
+    await stage.dispatcher.until(lambda: stage.dispatcher.reports[-1].runs == 3)
+    first = next(report for report in stage.dispatcher.reports if report.runs == 3)
+    assert first.pending_prefill_tokens >= 6_000 - 512, "one step at most was made"
+    await gateway.until_ended(0, 1, 2)
+    await stage.dispatcher.until_idle()

@@ -50,11 +50,16 @@ export function replicaRows(state) {
         kv: percentText(share),
         step: durationText(worker.step_ms),
         rate: rateText(worker.tokens_per_s),
-        preemptions: countText(worker.preemptions),
+        preemptions: preemptionsText(worker),
         age: durationText(worker.age_ms),
       },
     };
   });
+}
+
+function preemptionsText(worker) {
+  const total = countText(worker.preemptions), perMinute = worker.preemptions_per_min;
+  return perMinute ? `${total}, ${rateText(perMinute)}/min` : total;
 }
 
 export function queueRows(state) {

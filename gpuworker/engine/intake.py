@@ -1,0 +1,29 @@
+"""What a request must be like to be taken by this engine. No torch here."""
+
+from gpuworker.engine.sampling import sampling_problem
+from gpuworker.engine.stop_matcher import stop_problem
+from gpuworker.wire.messages import Submit
+
+MAX_CHOICES = 128
+
+
+def submit_problem(submit: Submit, prompt: list[int], *, room: int, vocab_size: int) -> str:
+    """What is wrong with it, or an empty string. `room`: tokens that fit behind the prompt."""
+    if not prompt:
+        return "the prompt is empty"
+    if room < 1:
+        return f"the prompt has {len(prompt)} tokens, {len(prompt) + room - 1} can be served"
+    if max(prompt) >= vocab_size:
+        return f"token id {max(prompt)} is outside the vocabulary of {vocab_size}"
+    wants_prompt = submit.echo or submit.sampling.prompt_logprobs >= 0
+    if submit.max_tokens < (0 if wants_prompt else 1):
+        return f"max_tokens is {submit.max_tokens}"
+    if not 1 <= submit.n <= MAX_CHOICES:
+        return f"n is {submit.n}, it must lie in [1, {MAX_CHOICES}]"
+    if not submit.weight > 0:
+        return f"weight is {submit.weight}, it must be positive"
+    if submit.grammar is not None and submit.sampling.min_tokens:
+        return "min_tokens cannot be combined with a grammar: the grammar decides where the text may end"
+    if outside := [token for token in submit.stop_ids if not 0 <= token < vocab_size]:
+        return f"stop token id {outside[0]} is outside the vocabulary of {vocab_size}"
+    return sampling_problem(submit.sampling, vocab_size) or stop_problem(submit.stop)

@@ -1,0 +1,109 @@
+"""Between sampled ids and what a client sees: detokenizers, stop strings, grammars, echoed prompts. No torch.
+
+A grammar is compiled while its row waits outside the batch. Its next mask is made as soon as a token is
+accepted, so that a mask that cannot be made ends the row and never a step.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from gpuworker.engine.detokenizer import Detokenizer
+from gpuworker.engine.grammar import GrammarCompiler, GrammarError, GrammarState
+from gpuworker.engine.plan import SequenceKey, StepPlan
+from gpuworker.engine.request import Request
+from gpuworker.engine.sequence import Sequence
+from gpuworker.wire.messages import RowKey
+
+
+class TextStage:
+    def __init__(
+        self, tokenizer: Tokenizer, tokenizer_path: Path, vocab_size: int, eos_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer_path = tokenizer_path
+        self._vocab_size = min(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
+        self._eos_ids = eos_ids
+        self._detokenizers: dict[SequenceKey, Detokenizer] = {}
+        self._compiler: GrammarCompiler | None = None  # the vocabulary is read when a first row asks
+        self._compiling: dict[RowKey, Request] = {}
+        self._grammars: dict[SequenceKey, GrammarState] = {}
+        self._masks: dict[SequenceKey, bytes] = {}
+
+    def begin(self, request: Request, on_ready: Callable[[], None]) -> None:
+        """`on_ready`: a grammar of this request can be taken; called on another thread."""
+        submit = request.submit
+        for sequence in request.sequences:
+            self._detokenizers[sequence.key] = Detokenizer(
+                self._tokenizer, sequence.prompt, submit.stop, echo=submit.echo
+            )
+            sequence.waits_for_grammar = submit.grammar is not None
+        if submit.grammar is not None:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(self._tokenizer_path, self._vocab_size, self._eos_ids)
+            self._compiling[request.row] = request
+            self._compiler.start(request.row, submit.grammar, on_ready)
+
+    def take_grammars(self) -> list[tuple[RowKey, str]]:
+        """Rows whose grammar is compiled by now may run. Returns those whose grammar is no good, and why."""
+        refused = []
+        for key, result in self._compiler.take_ready() if self._compiler is not None else ():
+            request = self._compiling.pop(RowKey(*key[:2]), None)
+            if request is None:
+                continue
+            if isinstance(result, GrammarError):
+                refused.append((request.row, str(result)))
+                continue
+            for sequence in request.sequences:
+                self._grammars[sequence.key] = result.copy()
+                self._masks[sequence.key] = result.mask()
+                sequence.waits_for_grammar = False
+        return refused
+
+    def masks(self, plan: StepPlan) -> dict[int, bytes]:
+        """By slot, of rows that sample under a grammar."""
+        return {row.slot: self._masks[row.key] for row in plan.rows if row.sample and row.key in self._masks}
+
+    def push(self, sequence: Sequence, token: int) -> tuple[str, str]:
+        """The newest token, already appended: text that may be shown, and the reason if the row ends here."""
+        ends = token in self._eos_ids or token in sequence.stop_ids
+        detokenizer = self._detokenizers[sequence.key]
+        may_stop = sequence.output_len >= sequence.sampling.min_tokens
+        text = "" if ends else detokenizer.push(token, may_stop=may_stop)
+        if detokenizer.stopped:
+            return text, "stop"
+        return text, "" if ends else self._follow(sequence, token)
+
+    def prompt_text(self, sequence: Sequence) -> str:
+        """Of a request that echoes its prompt, otherwise empty."""
+        return self._detokenizers[sequence.key].prompt_text
+
+    def end(self, sequence: Sequence) -> str:
+        """Text that was held back. Nothing is kept of the row."""
+        self._grammars.pop(sequence.key, None)
+        self._masks.pop(sequence.key, None)
+        if self._compiling.pop(sequence.key.row, None) is not None and self._compiler is not None:
+            self._compiler.forget(sequence.key.row)
+        detokenizer = self._detokenizers.pop(sequence.key, None)
+        if detokenizer is None:
+            return ""
+        return detokenizer.flush() if sequence.output_len else detokenizer.prompt_text
+
+    def _follow(self, sequence: Sequence, token: int) -> str:
+        state = self._grammars.get(sequence.key)
+        if state is None:
+            return ""
+        try:
+            state.accept(token)
+            if state.is_complete:
+                return "stop"
+            self._masks[sequence.key] = state.mask()
+        except GrammarError as error:
+            sequence.message = f"the grammar cannot be followed: {error}"
+            return "error"
+        return ""
+
+    def close(self) -> None:
+        if self._compiler is not None:
+            self._compiler.close()

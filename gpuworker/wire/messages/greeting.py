@@ -1,0 +1,48 @@
+"""Opening a connection: who is there, and whether they may stay."""
+
+import msgspec
+
+from gpuworker.wire.messages.base import Message, RowKey
+
+
+class Capacity(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """What a worker can hold. `max_tokens` is the servable bound: prompt + output of one request."""
+
+    blocks: int
+    block_size: int
+    max_tokens: int
+    max_rows: int
+
+
+class Hello(Message, frozen=True):
+    version: int
+    role: str  # gateway | worker | controller
+    id: str  # stable name, for people: gateway-0, worker-0
+    incarnation: str  # new at each process start
+    secret: str
+    address: str = ""  # worker: where gateways connect for token frames
+    model: str = ""  # worker: slug of the model it serves
+    digest: str = ""  # worker: digest of the weights it loaded
+    capacity: Capacity | None = None  # worker
+    running: list[RowKey] = []  # worker: rows it still runs, after the dispatcher was lost
+    serves: str = "both"  # worker: both | prefill | decode
+    labels: list[str] = []  # worker: pools it belongs to, for the router: long_prompt
+    kv_dtype: str = ""  # worker: numbers of its KV, see policy.prefix; "" when it keeps no prefixes
+
+
+class Welcome(Message, frozen=True):
+    """Answer to Hello. A worker repeats its digest; the gateway checks it before it sends a byte."""
+
+    version: int
+    id: str
+    incarnation: str
+    digest: str = ""
+
+
+class Refusal(Message, frozen=True):
+    code: str  # bad_version | bad_secret | bad_role | duplicate_id
+    message: str
+
+
+class Heartbeat(Message, frozen=True):
+    """Both directions, every HEARTBEAT_MS when nothing else was sent."""

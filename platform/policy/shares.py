@@ -1,0 +1,115 @@
+"""Who is served next and who holds more than its share: weighted virtual time, and shares of a capacity.
+
+Virtual time is the Virtual Token Counter of Sheng et al. (OSDI 2024) charged in machine time instead of
+tokens. It bounds what two backlogged flows can differ in service, not how long one waits: that takes
+`over_share`, decided anew at every step. Pure: flows are any ordered, hashable values; costs are arguments.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+MAX_LAG_MS = 5_000.0
+
+
+class Flow(Hashable, Protocol):
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+F = TypeVar("F", bound=Flow)
+
+
+class VirtualTime(Generic[F]):
+    """Machine time each flow was given, in microseconds divided by its weight; the smallest is served first.
+
+    No flow saves up: one that returns starts at the smallest time of the active flows (when there are none,
+    where the last one left), and one that stays active but asks for little lags at most `max_lag_ms` behind
+    the furthest. Any cost charged at once should be below that, over the flow's weight.
+    """
+
+    def __init__(self, *, max_lag_ms: float = MAX_LAG_MS) -> None:
+        self._max_lag = _microseconds(max_lag_ms)
+        self._times: dict[F, int] = {}
+        self._weights: dict[F, float] = {}  # of active flows
+        self._floor = 0  # no flow starts below it; never decreases
+        self._furthest = 0
+
+    def __len__(self) -> int:
+        """Flows that are remembered."""
+        return len(self._times)
+
+    @property
+    def active(self) -> frozenset[F]:
+        return frozenset(self._weights)
+
+    def activate(self, flow: F, weight: float = 1.0) -> None:
+        """The flow has work. Of an active flow, this only sets the weight."""
+        if weight <= 0:
+            raise ValueError(f"a weight must be positive, not {weight}")
+        if flow not in self._weights:
+            self._times[flow] = self.of(flow)
+        self._weights[flow] = weight
+
+    def deactivate(self, flow: F) -> None:
+        """The flow has no more work. What it had beyond the others is remembered until they catch up."""
+        if flow not in self._weights:
+            return
+        self._floor = self._start()
+        self._times[flow] = self.of(flow)
+        del self._weights[flow]
+        for idle in [idle for idle, time in self._times.items() if time <= self._floor]:
+            if idle not in self._weights:
+                del self._times[idle]
+
+    def charge(self, flow: F, cost_ms: float) -> None:
+        """Machine time an active flow was given."""
+        time = self.of(flow) + round(_microseconds(cost_ms) / self._weights[flow])
+        self._times[flow] = time
+        self._furthest = max(self._furthest, time)
+
+    def of(self, flow: F) -> int:
+        """Of an idle flow: what it would start with."""
+        least = self._furthest - self._max_lag if flow in self._weights else self._start()
+        return max(self._times.get(flow, 0), least)
+
+    def order(self, flows: Iterable[F]) -> list[F]:
+        """Least served first; ties by the flow itself, so that two runs agree."""
+        return sorted(flows, key=lambda flow: (self.of(flow), flow))
+
+    def rebase(self) -> int:
+        """Subtracts the start of a new flow from every time, and says how much that was."""
+        shift = self._start()
+        self._times = {flow: time - shift for flow, time in self._times.items()}
+        self._furthest -= shift
+        self._floor = 0
+        return shift
+
+    def _start(self) -> int:
+        return max(self._floor, min(map(self.of, self._weights), default=0))
+
+
+def over_share(demands: Mapping[F, int], weights: Mapping[F, float], capacity: float) -> frozenset[F]:
+    """Flows that ask for more than their weight's part of `capacity` among the flows that ask for anything.
+
+    `demands` are units wanted, held ones included (sequences running and waiting), so that one that ends
+    changes its own flow's standing at most, and that only at the line itself.
+    """
+    total = sum(weights[flow] for flow, demand in demands.items() if demand > 0)
+    return frozenset(
+        flow for flow, demand in demands.items() if demand > 0 and demand * total > capacity * weights[flow]
+    )
+
+
+def water_filling(demands: Mapping[F, float], weights: Mapping[F, float], capacity: float) -> dict[F, float]:
+    """Max-min fair parts of `capacity` by weight: nobody gets more than it asks for, nothing is left over
+    while somebody wants more, and who gets less than it asks for gets no less per weight than any other."""
+    parts: dict[F, float] = {}
+    left, weight_left = capacity, sum(weights[flow] for flow in demands)
+    for flow in sorted(demands, key=lambda flow: (demands[flow] / weights[flow], flow)):
+        parts[flow] = min(float(demands[flow]), left * weights[flow] / weight_left)
+        left -= parts[flow]
+        weight_left -= weights[flow]
+    return parts
+
+
+def _microseconds(duration_ms: float) -> int:
+    return round(duration_ms * 1000)
