@@ -72,7 +72,7 @@ def options_parse(arguments: Sequence[str]) -> Options:
         "--role",
         choices=("both", "prefill", "decode"),
         default="both",
-        help="prefill: compute long prompts for other workers, run no requests; decode: compute none for others",
+        help="prefill: run no requests, compute long prompts for other workers; decode: for none",
     )
     add("--label", action="append", default=[], metavar="POOL", help="long_prompt; may be repeated")
     values = vars(parser.parse_args(arguments))

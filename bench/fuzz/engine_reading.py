@@ -20,7 +20,7 @@ def expected_text(
     before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + visible)
     if submit.echo:
         searched = len(Detokenizer(tokenizer, prompt, [], echo=True).prompt_text)
-        before, text = whole[:searched], whole[searched:] if ids else ""
+        before, text = whole[:searched], whole[searched:]
     else:
         before, text = "", whole[len(commonprefix([before, whole])) :]  # noqa: RUF071  texts, not paths
     # What was out before the row might stop is not searched either.

@@ -17,7 +17,7 @@ from gpuworker.engine.intake import submit_problem
 from gpuworker.engine.isolation import RunnerLost, run_isolated
 from gpuworker.engine.kv_manager import KVManager
 from gpuworker.engine.output import StepOutput
-from gpuworker.engine.plan import Runner
+from gpuworker.engine.plan import Runner, StepPlan
 from gpuworker.engine.preemption import Recovery, RecoveryMode
 from gpuworker.engine.request import Request
 from gpuworker.engine.scheduler import Scheduler
@@ -86,6 +86,7 @@ class Engine:
         self._eos_ids = eos_ids
         self._requests: dict[RowKey, Request] = {}
         self._counters = Counters()
+        self._work_since_ms: float | None = None  # end of the last step, if it left work
         self.wake: Callable[[], None] = lambda: None
         self._failure: RunnerLost | None = None
 
@@ -121,6 +122,8 @@ class Engine:
         self._scheduler.submit(request.first)
 
     def _begin(self, row: RowKey, submit: Submit, now_ms: float, *, choices: int, max_tokens: int) -> Request:
+        if len(submit.prompt) % 4:
+            raise Unservable("unservable", "the prompt is not a list of token ids")
         prompt = unpack_ids(submit.prompt)
         room = self.max_servable_tokens - len(prompt)
         problem = submit_problem(submit, prompt, room=room, vocab_size=self._runner.vocab_size)
@@ -191,22 +194,10 @@ class Engine:
             self._runner.move(plan.moves)
             swapped = len(plan.moves.to_host) + len(plan.moves.to_device)
             self._recovery.observe(swapped, now_ms() - begun_ms)
-        moved_ms = now_ms()
         result = run_isolated(self._runner, plan)
         ended_ms = now_ms()
         drain_inbox()
-
-        self._counters.batch_rows = len(plan.rows)
-        if plan.rows:
-            self._counters.step_ms = ended_ms - begun_ms
-            if self._pacer is not None and not result.failed:
-                self._pacer.observe(
-                    plan.decode_rows,
-                    plan.prefill_tokens,
-                    plan.context_tokens,
-                    ended_ms - moved_ms,
-                    plan.prefill_pairs,
-                )
+        self._observe(plan, begun_ms, ended_ms, has_failed=bool(result.failed))
         begun = [self._scheduler.sequence(start.key) for start in plan.starts]
         results = StepResults(self._requests, self._text, self._counters, output)
         self._scheduler.apply(plan, result, ended_ms, results)
@@ -217,7 +208,24 @@ class Engine:
                 is_whole = sequence.reason == "length"
                 exported = blocks_export(self._kv, self._runner, sequence) if is_whole else None
                 output.exports.append((sequence.key.row, exported))
+        self._work_since_ms = ended_ms if self._scheduler.has_work() else None
         return output
+
+    def _observe(self, plan: StepPlan, begun_ms: float, ended_ms: float, *, has_failed: bool) -> None:
+        """A step lasts, for the streams in it, from the end of the one before."""
+        self._counters.batch_rows = len(plan.rows)
+        if not plan.rows:
+            return
+        since_ms = begun_ms if self._work_since_ms is None else self._work_since_ms
+        self._counters.step_ms = ended_ms - since_ms
+        if self._pacer is not None and not has_failed and not plan.moves:
+            self._pacer.observe(
+                plan.decode_rows,
+                plan.prefill_tokens,
+                plan.context_tokens,
+                ended_ms - since_ms,
+                plan.prefill_pairs,
+            )
 
     def _take_grammars(self, output: StepOutput) -> None:
         for row, problem in self._text.take_grammars():

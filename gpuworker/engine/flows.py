@@ -65,11 +65,16 @@ class Flows:
         return self._time.of(flow)
 
     def over(self, capacity: int) -> frozenset[Flow]:
-        """Flows whose rows yield, when `capacity` rows can run at the target latency."""
+        """Flows whose rows yield, when `capacity` rows can run at the target latency. None do where there is
+        nobody to yield to: pausing them would only cost them time."""
         demands = {flow: rows - self._held[flow] for flow, rows in self._rows.items()}
         interactive = {flow: demand for flow, demand in demands.items() if flow.klass != BATCH}
         weights = {flow: self._weights[flow] for flow in interactive}
-        return over_share(interactive, weights, capacity) | (demands.keys() - interactive.keys())
+        over = over_share(interactive, weights, capacity)
+        if over == interactive.keys():
+            over = frozenset()
+        batch = demands.keys() - interactive.keys()
+        return over | batch if interactive else over
 
     def first(self, flows: Collection[Flow]) -> Flow:
         """Whose turn it is: streams that were interrupted go on before others begin."""

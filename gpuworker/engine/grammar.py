@@ -122,8 +122,7 @@ class GrammarCompiler:
         self._ready: list[tuple[Key, Compiled]] = []
         self._stuck = 0
         self._closed = False
-        for number in range(THREADS):
-            threading.Thread(target=self._work, name=f"grammar-{number}", daemon=True).start()
+        self._started = False
 
     def start(self, key: Key, grammar: Grammar, on_ready: Callable[[], None]) -> None:
         """`on_ready` is called once, on any thread, maybe before this returns; then `take_ready`."""
@@ -168,6 +167,10 @@ class GrammarCompiler:
             self._changed.notify_all()
 
     def _enqueue(self, grammar: Grammar) -> _Compilation:
+        if not self._started:
+            self._started = True
+            for number in range(THREADS):
+                threading.Thread(target=self._work, name=f"grammar-{number}", daemon=True).start()
         timer = threading.Timer(self._timeout_s, self._give_up, [grammar])
         timer.daemon = True
         compilation = _Compilation(grammar, timer)

@@ -144,7 +144,8 @@ def _children(value: Any) -> list[Any]:
 
 
 def _multiples(schema: dict[str, Any]) -> list[Decimal]:
-    found, rest = [], [schema]
+    found: list[Decimal] = []
+    rest: list[Any] = [schema]
     while rest:
         item = rest.pop()
         rest += [child for child in _children(item) if isinstance(child, dict | list)]

@@ -5,6 +5,7 @@ from gpuworker.engine.stop_matcher import stop_problem
 from gpuworker.wire.messages import Submit
 
 MAX_CHOICES = 128
+WEIGHTS = (0.001, 1000.0)
 
 
 def submit_problem(submit: Submit, prompt: list[int], *, room: int, vocab_size: int) -> str:
@@ -20,8 +21,8 @@ def submit_problem(submit: Submit, prompt: list[int], *, room: int, vocab_size: 
         return f"max_tokens is {submit.max_tokens}"
     if not 1 <= submit.n <= MAX_CHOICES:
         return f"n is {submit.n}, it must lie in [1, {MAX_CHOICES}]"
-    if not submit.weight > 0:
-        return f"weight is {submit.weight}, it must be positive"
+    if not WEIGHTS[0] <= submit.weight <= WEIGHTS[1]:
+        return f"weight is {submit.weight}, it must lie in [{WEIGHTS[0]:g}, {WEIGHTS[1]:g}]"
     if submit.grammar is not None and submit.sampling.min_tokens:
         return "min_tokens cannot be combined with a grammar: the grammar decides where the text may end"
     if outside := [token for token in submit.stop_ids if not 0 <= token < vocab_size]:

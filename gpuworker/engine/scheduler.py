@@ -146,7 +146,7 @@ class Scheduler:
         for sequence in self._in_turn(row for row in decoding if row.flow not in over):
             self._plan_decode(sequence, budget, now_ms)
         budget.keep_for(yielding)
-        admitting = self._plan_prompts(self._flows.keys() - over, budget, now_ms)
+        admitting = self._plan_prompts(self._flows.keys() - over, budget, now_ms, row_limit=row_limit)
         budget.begin_yielding(others=bool(self._flows.keys() - over))
         self._plan_yielding(yielding, budget, now_ms)
         self._plan_prompts(over, budget, now_ms, row_limit=row_limit if admitting else 0)
@@ -222,12 +222,12 @@ class Scheduler:
                 self.paused += sequence.status is Status.RUNNING
 
     def _plan_prompts(
-        self, flows: Collection[Flow], budget: StepBudget, now_ms: float, *, row_limit: int | None = None
+        self, flows: Collection[Flow], budget: StepBudget, now_ms: float, *, row_limit: int
     ) -> bool:
         """Chunks and admissions, one at a time, each for the flow whose turn it is. The first row that cannot
         enter ends admissions, so that it is not overtaken for ever by smaller ones. False when one could not.
-        """
-        open_flows = set(flows)
+        Rows that yield to these flows do not count against `row_limit`."""
+        open_flows, over = set(flows), self._batch.over
         chunks: dict[Flow, list[Sequence]] = {flow: [] for flow in flows}
         for row in self._batch.active:
             if row.remaining > 1 and row.flow in open_flows:
@@ -237,9 +237,11 @@ class Scheduler:
             flow = self._flows.first(open_flows)
             sequence = chunks[flow].pop(0) if chunks[flow] else None
             if sequence is None and admitting and (head := self._flows.head(flow)) is not None:
-                is_full = row_limit is not None and len(self._batch.active) >= row_limit
+                competing = sum(row.flow in flows or row.flow not in over for row in self._batch.active)
                 admitting = (
-                    not is_full and budget.prefill_tokens(head) > 0 and self._batch.enter(head, now_ms)
+                    competing < row_limit
+                    and budget.prefill_tokens(head) > 0
+                    and self._batch.enter(head, now_ms)
                 )
                 if admitting:
                     self._starts[head.key] = head.row_start()

@@ -22,11 +22,11 @@ class TextStage:
         self, tokenizer: Tokenizer, tokenizer_path: Path, vocab_size: int, eos_ids: frozenset[int]
     ) -> None:
         self._tokenizer = tokenizer
-        self._tokenizer_path = tokenizer_path
-        self._vocab_size = min(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         self._eos_ids = eos_ids
+        known_ids = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        # Reads the vocabulary: not something to do while streams run.
+        self._compiler = GrammarCompiler(tokenizer_path, min(vocab_size, known_ids), eos_ids)
         self._detokenizers: dict[SequenceKey, Detokenizer] = {}
-        self._compiler: GrammarCompiler | None = None  # the vocabulary is read when a first row asks
         self._compiling: dict[RowKey, Request] = {}
         self._grammars: dict[SequenceKey, GrammarState] = {}
         self._masks: dict[SequenceKey, bytes] = {}
@@ -40,15 +40,13 @@ class TextStage:
             )
             sequence.waits_for_grammar = submit.grammar is not None
         if submit.grammar is not None:
-            if self._compiler is None:
-                self._compiler = GrammarCompiler(self._tokenizer_path, self._vocab_size, self._eos_ids)
             self._compiling[request.row] = request
             self._compiler.start(request.row, submit.grammar, on_ready)
 
     def take_grammars(self) -> list[tuple[RowKey, str]]:
         """Rows whose grammar is compiled by now may run. Returns those whose grammar is no good, and why."""
         refused = []
-        for key, result in self._compiler.take_ready() if self._compiler is not None else ():
+        for key, result in self._compiler.take_ready():
             request = self._compiling.pop(RowKey(*key[:2]), None)
             if request is None:
                 continue
@@ -83,12 +81,13 @@ class TextStage:
         """Text that was held back. Nothing is kept of the row."""
         self._grammars.pop(sequence.key, None)
         self._masks.pop(sequence.key, None)
-        if self._compiling.pop(sequence.key.row, None) is not None and self._compiler is not None:
+        if self._compiling.pop(sequence.key.row, None) is not None:
             self._compiler.forget(sequence.key.row)
         detokenizer = self._detokenizers.pop(sequence.key, None)
         if detokenizer is None:
             return ""
-        return detokenizer.flush() if sequence.output_len else detokenizer.prompt_text
+        unseen = "" if sequence.output_len else detokenizer.prompt_text
+        return unseen + detokenizer.flush()
 
     def _follow(self, sequence: Sequence, token: int) -> str:
         state = self._grammars.get(sequence.key)
@@ -105,5 +104,4 @@ class TextStage:
         return ""
 
     def close(self) -> None:
-        if self._compiler is not None:
-            self._compiler.close()
+        self._compiler.close()

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.preemption import RecoveryMode
 from gpuworker.engine.sequence import Sequence
 from tests.engine.scheduler_bench import Bench, counts
-from tests.engine.support import GATEWAY
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -145,13 +143,14 @@ def test_case_7_who_gives_way_loses_nothing_but_time(recovery: RecoveryMode) -> 
 
 def test_case_9_cancelled_while_waiting_is_never_scheduled() -> None:
     bench = Bench(blocks=10, max_rows=1)
-    bench.submit(1, 16)
-    waiting = bench.submit(2, 16)
+    running, waiting, next_one = (bench.submit(sid, 16) for sid in (1, 2, 3))
     assert planned(bench) == {1}
     bench.scheduler.cancel(waiting.key, "cancelled")
-    bench.scheduler.cancel(SequenceKey(GATEWAY, 1), "cancelled")
+    bench.scheduler.cancel(running.key, "cancelled")
+    assert planned(bench) == {3}
+    bench.scheduler.cancel(next_one.key, "cancelled")
     assert planned(bench) == set()
-    assert sorted(row.key.sid for row in bench.scheduler.take_finished()) == [1, 2]
+    assert [row.key.sid for row in bench.scheduler.take_finished()] == [2, 1, 3]
     assert 2 not in bench.outputs
 
 

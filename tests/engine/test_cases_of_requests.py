@@ -116,10 +116,11 @@ def test_case_16_a_character_of_four_tokens_is_one_delta(make: EngineMaker) -> N
     assert text == "a😀b"
 
 
-def test_case_20_a_step_that_raises_costs_the_offender_alone(make: EngineMaker) -> None:
-    # Given a model that cannot bear the second token of row 3
+@pytest.mark.parametrize("tokens", [0, 1, 2])
+def test_case_20_a_step_that_raises_costs_the_offender_alone(make: EngineMaker, tokens: int) -> None:
+    # Given a model that cannot bear what row 3 asks after so many tokens
     def refuse(plan: StepPlan) -> None:
-        if any(row.key.sid == 3 and row.start > 2 for row in plan.rows):
+        if any(row.key.sid == 3 and row.start >= tokens + bool(tokens) for row in plan.rows):
             raise ArithmeticError("row 3 divides by zero")
 
     engine, clock = make(RecordingRunner(PagedEchoRunner(), before=refuse)), ManualClock()
@@ -129,7 +130,7 @@ def test_case_20_a_step_that_raises_costs_the_offender_alone(make: EngineMaker) 
     outputs = run_until_idle(engine, clock)
     # Then it fails with a clear error, its mates are whole and so is the pool
     ended = {end.sid: end for output in outputs for end in output.gateways[GATEWAY].ends}
-    assert (ended[3].reason, ended[3].output_tokens) == ("error", 2)
+    assert (ended[3].reason, ended[3].output_tokens) == ("error", tokens)
     assert ended[3].message == "the model failed on this request (ArithmeticError)"
     for sid in (0, 1, 2, 4, 5):
         assert ended[sid].reason == "length"

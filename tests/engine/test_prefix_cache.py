@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpuworker.engine.block_pool import BLOCK_SIZE, BlockPool, PoolCorrupt
+from gpuworker.engine.block_pool import BLOCK_SIZE, BlockPool, PoolCorrupt, PoolExhausted
 from policy.prefix import prefix_next, prefix_root
 
 
@@ -170,7 +170,7 @@ def test_a_failed_allocation_evicts_nothing() -> None:
     pool = BlockPool(4)
     held, cached = pool.allocate(1), leave(pool, ids_of(2))
     pool.take_events()
-    with pytest.raises(Exception, match="4 blocks wanted, 3 free"):
+    with pytest.raises(PoolExhausted, match="4 blocks wanted, 3 free"):
         pool.allocate(4)
     assert found(pool, ids_of(2)) == cached
     pool.check_integrity([held])

@@ -22,7 +22,8 @@ from tests.engine.support import (
 
 REQUESTS, ROWS = 40, 16
 LONGEST = 300  # output tokens of a choice
-PATIENCE = 3 * LONGEST  # steps that a stream may stand still: until others have ended and made room
+# Steps that a stream may stand still, until others have ended and made room. Batch waits for all interactive.
+PATIENCE = {"interactive": 2 * LONGEST, "batch": REQUESTS * LONGEST}
 
 
 def requests_make(seed: int) -> list[tuple[int, Submit]]:
@@ -52,6 +53,7 @@ def run(engine: Engine, requests: list[tuple[int, Submit]]) -> list[StepOutput]:
     outputs: list[StepOutput] = []
     moved: dict[int, int] = {}  # streams that have begun
     open_sids = set()
+    patience = {submit.sid: PATIENCE[submit.klass] for _, submit in requests}
     while waiting or engine.has_work():
         step = len(outputs)
         while waiting and (waiting[0][0] <= step or not engine.has_work()):
@@ -68,7 +70,7 @@ def run(engine: Engine, requests: list[tuple[int, Submit]]) -> list[StepOutput]:
                 assert (end.reason, end.message) == ("length", "")
                 del moved[end.sid]
                 open_sids.remove(end.sid)
-        assert [sid for sid, last in moved.items() if step - last > PATIENCE] == [], "starved"
+        assert [sid for sid, last in moved.items() if step - last > patience[sid]] == [], "starved"
     assert not open_sids
     return outputs
 

@@ -1,0 +1,162 @@
+"""Ways to break the composition of steps, and the engine around it. `bench.mutate.engine` runs them."""
+
+from bench.mutate.mutation import Mutation
+
+SCHEDULER = "gpuworker/engine/scheduler.py"
+BATCH = "gpuworker/engine/batch.py"
+FLOWS = "gpuworker/engine/flows.py"
+BUDGET = "gpuworker/engine/budget.py"
+SEQUENCE = "gpuworker/engine/sequence.py"
+PREEMPTION = "gpuworker/engine/preemption.py"
+ENGINE = "gpuworker/engine/engine.py"
+ISOLATION = "gpuworker/engine/isolation.py"
+
+STEP_MUTATIONS = [
+    Mutation("watermark removed", BATCH, "max(2, self.kv.pool.blocks // 64, active) if active else 0", "0"),
+    Mutation("watermark for a lone row", BATCH, " if active else 0", ""),
+    Mutation(
+        "oldest row gives way",
+        BATCH,
+        "newest_first = sorted(rows, key=self.rows.index, reverse=True)",
+        "newest_first = sorted(rows, key=self.rows.index)",
+    ),
+    Mutation(
+        "least served gives way", BATCH, "self._flows.time(row.flow)),", "-self._flows.time(row.flow)),"
+    ),
+    Mutation("held rows stay", BATCH, "(row.held, row.flow in self.over,", "(row.flow in self.over,"),
+    Mutation(
+        "planned row gives way",
+        BATCH,
+        "self._victims(row for row in self.rows if row.key not in self.planned)[0]",
+        "self._victims(self.rows)[0]",
+    ),
+    Mutation("preempted goes last", FLOWS, "appendleft(sequence)", "append(sequence)"),
+    Mutation("preemptions not counted", BATCH, "        self.preemptions += 1\n", ""),
+    Mutation("slot lost", BATCH, "        self._free_slots.append(sequence.slot)\n", ""),
+    Mutation("slot given twice", BATCH, "self._free_slots.pop()", "self._free_slots[-1]"),
+    Mutation("stale block table", BATCH, "        sequence.table_told = 0\n", ""),
+    Mutation(
+        "cancel forgotten in flight",
+        SCHEDULER,
+        "sequence.reason, sequence.message = reason, message\n        if key not in self._in_flight:",
+        "if key not in self._in_flight:\n            sequence.reason, sequence.message = reason, message",
+    ),
+    Mutation(
+        "cancel frees blocks in flight",
+        SCHEDULER,
+        "        if key not in self._in_flight:\n",
+        "        if True:\n",
+    ),
+    Mutation(
+        "cancelled row goes on",
+        SCHEDULER,
+        "            if not sequence.reason:\n                self._advance",
+        "            if True:\n                self._advance",
+    ),
+    Mutation("ended row keeps its blocks", SCHEDULER, "        self.kv.release(sequence)\n", ""),
+    Mutation(
+        "ended row stays in the queue",
+        SCHEDULER,
+        "            self._flows.take(sequence)\n",
+        "            pass\n",
+    ),
+    Mutation("deadline unchecked", SCHEDULER, "if row.deadline_ms <= now_ms]", "if False]"),
+    Mutation(
+        "failure ignored", SCHEDULER, "if not sequence.reason and row.key in result.failed:", "if False:"
+    ),
+    Mutation(
+        "samples in the middle of a prompt", SCHEDULER, "start + count == len(sequence.token_ids) and", ""
+    ),
+    Mutation(
+        "max_tokens off by one",
+        SCHEDULER,
+        "sequence.output_len >= sequence.max_tokens",
+        "sequence.output_len > sequence.max_tokens",
+    ),
+    Mutation("stop ids ignored", SCHEDULER, "sampled.token in sequence.stop_ids", "False"),
+    Mutation("prompt logprobs told twice", SCHEDULER, "sampled.prompt[max(seen, 0) :]", "sampled.prompt"),
+    Mutation(
+        "pause forgets a sequence",
+        SCHEDULER,
+        "self.paused += sequence.status is Status.RUNNING",
+        "self._batch.rows.remove(sequence)",
+    ),
+    Mutation("pauses not counted", SCHEDULER, "self.paused += sequence.status is Status.RUNNING", "pass"),
+    Mutation(
+        "released row stays held",
+        FLOWS,
+        "            sequence.held = held\n",
+        "            sequence.held = True\n",
+    ),
+    Mutation("held row is computed", BATCH, "[row for row in self.rows if not row.held]", "list(self.rows)"),
+    Mutation(
+        "held row is admitted",
+        SEQUENCE,
+        "if self.held or self.waits_for_grammar:",
+        "if self.waits_for_grammar:",
+    ),
+    Mutation(
+        "budget ignored", BUDGET, "most = max(self._max_tokens - self._prefill, 0)", "most = self._max_tokens"
+    ),
+    Mutation(
+        "decodes cost nothing",
+        BUDGET,
+        "        self._left_ms -= self.decode_ms(sequence)\n",
+        "        pass\n",
+    ),
+    Mutation("prompts cost nothing", BUDGET, "        self._left_ms -= self.chunk_ms(start, count)\n", ""),
+    Mutation("no least progress of prompts", BUDGET, "if self._is_minimum_due or", "if False or"),
+    Mutation(
+        "nobody is over its share",
+        FLOWS,
+        "over = over_share(interactive, weights, capacity)",
+        "over: frozenset[Flow] = frozenset()",
+    ),
+    Mutation("batch does not yield", FLOWS, "return over | batch if interactive else over", "return over"),
+    Mutation("most served flow first", FLOWS, "self._time.of(flow), flow))", "-self._time.of(flow), flow))"),
+    Mutation("work is not charged", FLOWS, "        self._time.charge(flow, cost_ms)\n", "        pass\n"),
+    Mutation(
+        "weights ignored",
+        FLOWS,
+        "self._time.activate(flow, sequence.weight)",
+        "self._time.activate(flow, 1.0)",
+    ),
+    Mutation(
+        "swap whatever it costs",
+        PREEMPTION,
+        "return there_and_back_ms < self._cost().token_ms * computed_tokens",
+        "return True",
+    ),
+    Mutation(
+        "forced way ignored", PREEMPTION, 'return self._mode == "swap"', 'return self._mode == "recompute"'
+    ),
+]
+
+ENGINE_MUTATIONS = [
+    Mutation(
+        "inbox read once",
+        ENGINE,
+        "ended_ms = now_ms()\n        drain_inbox()\n",
+        "ended_ms = now_ms()\n",
+    ),
+    Mutation("moves not made", ENGINE, "            self._runner.move(plan.moves)\n", ""),
+    Mutation(
+        "cancel of one choice only",
+        ENGINE,
+        "            for key in request.keys:\n                self._scheduler.cancel",
+        "            for key in request.keys[:1]:\n                self._scheduler.cancel",
+    ),
+    Mutation(
+        "hold of one choice only",
+        ENGINE,
+        "            for key in request.keys:\n                self._scheduler.hold",
+        "            for key in request.keys[:1]:\n                self._scheduler.hold",
+    ),
+    Mutation("request's salt dropped", ENGINE, ", submit.cache_salt", ""),
+    Mutation("tenant not in the root", ENGINE, "cache.secret, submit.tenant,", 'cache.secret, "",'),
+    Mutation("max_tokens beyond the bound", ENGINE, "min(max_tokens, room)", "max_tokens"),
+    Mutation("mates fail with the offender", ISOLATION, "if len(plan.rows) == 1:", "if True:"),
+    Mutation(
+        "starts lost in bisection", ISOLATION, "[start for start in plan.starts if start.slot in slots]", "[]"
+    ),
+]
