@@ -12,6 +12,7 @@ from devservices.paths import run_folder, socket_path
 from devservices.state import UpSettings
 
 ROOT = Path(__file__).resolve().parents[2]
+DEMO_HOST_BLOCKS = 256  # of 360 KiB each
 DEMO_TARGET_ITL_MS = 100  # of a small model on a few cores; a worker's own default is for accelerators
 DRAIN_S = 10  # the gateway ends what is left two seconds before: gateway.limits.Limits.drain_s
 
@@ -80,7 +81,7 @@ class Stack:
         arguments = ["-m", "gpuworker", "--id", name, "--dispatch", self.dispatch_address, "--listen", listen]
         arguments += ["--weights", str(self.settings.weights / digest), "--model", slug]
         arguments += ["--spool", str(self._spool(name)), "--threads", str(threads)]
-        arguments += ["--target-itl-ms", str(DEMO_TARGET_ITL_MS)]
+        arguments += ["--target-itl-ms", str(DEMO_TARGET_ITL_MS), "--host-kv-blocks", str(DEMO_HOST_BLOCKS)]
         return self._spec(name, arguments, self._wire())
 
     def celery(self) -> ProcessSpec:
