@@ -34,6 +34,7 @@ class LoadReport:
     """
 
     def __init__(self, stats: EngineStats) -> None:
+        self.is_draining = False
         self._stats = stats
         self._reported: tuple[int, ...] = ()
         self._seq = 0
@@ -103,6 +104,7 @@ class LoadReport:
             evicted=[] if is_new else [key for key, came in told.items() if not came],
             cache_reset=is_new,
             runs=self._runs,
+            draining=self.is_draining,
             swaps=stats.swaps,
             paused=stats.paused,
             preemptions_per_min=round(self._preemptions.per_ms(now_ms, stats.preemptions) * 60_000, 1),

@@ -30,6 +30,7 @@ from gpuworker.wire.messages import (
 CONNECT_TIMEOUT_S = 2.0
 SILENCE_S = 3.0
 MAX_WAIT_S = 30.0
+AVOID_S = 5.0  # one that failed would make every prompt wait anew; prompts are computed here meanwhile
 MAX_HELD_BYTES = 512 << 20  # of answers that are not complete
 TOKEN_BYTES = 4
 
@@ -77,6 +78,7 @@ class PrefillClient:
         self._on_ready = on_ready
         self._peers: dict[str, _Peer] = {}
         self._fetches: dict[RowKey, _Fetch] = {}
+        self._avoided: dict[str, float] = {}  # addresses that failed lately -> until when, on the loop's clock
         self._last_number = 0
         self._held_bytes = 0
 
@@ -87,8 +89,12 @@ class PrefillClient:
 
     def fetch(self, row: RowKey, submit: Submit, address: str) -> None:
         loop = asyncio.get_running_loop()
+        if loop.time() < self._avoided.get(address, 0.0):
+            self._on_ready(row, submit, None)
+            return
         self._last_number += 1
         left_s = max(submit.deadline_ms, 0) / 1000
+        patience_s = min(left_s / 2, MAX_WAIT_S)
         peer = self._peers.get(address) or self._peer_open(address)
         fetch = _Fetch(
             row=row,
@@ -97,7 +103,7 @@ class PrefillClient:
             peer=peer,
             deadline=loop.time() + left_s,
             assembly=Assembly(len(submit.prompt) // TOKEN_BYTES // self._block_size),
-            timer=loop.call_later(min(left_s / 2, MAX_WAIT_S), self._too_slow, row),
+            timer=loop.call_later(patience_s, self._too_slow, row, patience_s),
         )
         self._fetches[row] = peer.fetches[fetch.number] = fetch
         peer.ask(fetch)
@@ -109,6 +115,7 @@ class PrefillClient:
 
     def tick(self) -> None:
         now = asyncio.get_running_loop().time()
+        self._avoided = {address: until for address, until in self._avoided.items() if until > now}
         for peer in list(self._peers.values()):
             if peer.connection is None:
                 continue
@@ -152,6 +159,7 @@ class PrefillClient:
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
         peer.is_ready = False
+        self._avoid(peer)
         for fetch in list(peer.fetches.values()):
             self._finish(fetch, None)
 
@@ -181,6 +189,9 @@ class PrefillClient:
         for fetch in peer.fetches.values():
             peer.ask(fetch)
 
+    def _avoid(self, peer: _Peer) -> None:
+        self._avoided[peer.address] = asyncio.get_running_loop().time() + AVOID_S
+
     def _abort(self, peer: _Peer, cause: str) -> None:
         if peer.connection is not None:
             peer.connection.abort(cause)
@@ -193,6 +204,7 @@ class PrefillClient:
             result = fetch.assembly.add(message)
         except BadTransfer as error:
             logger.error("prefill worker %s: bad transfer: %s", fetch.peer.address, error)
+            self._avoid(fetch.peer)
             self._finish(fetch, None)
             return
         self._held_bytes += fetch.assembly.size_bytes - before
@@ -203,9 +215,11 @@ class PrefillClient:
             logger.warning("prefill: too many answers at once, computing one here")
             self._finish(fetch, None)
 
-    def _too_slow(self, row: RowKey) -> None:
+    def _too_slow(self, row: RowKey, waited_s: float) -> None:
         fetch = self._fetches[row]
-        logger.warning("prefill worker %s is too slow", fetch.peer.address)
+        logger.warning("prefill worker %s is too slow: waited %.1f s", fetch.peer.address, waited_s)
+        if waited_s == MAX_WAIT_S:  # less, and it may be the request that is in a hurry
+            self._avoid(fetch.peer)
         self._finish(fetch, None)
 
     def _finish(self, fetch: _Fetch, result: PrefillResult | None) -> None:

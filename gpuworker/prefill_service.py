@@ -9,12 +9,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from gpuworker.backends.base import Backend
 from gpuworker.engine.transfer import PrefillResult
 from gpuworker.kv_transfer import messages_of
 from gpuworker.wire.connection import Connection
 from gpuworker.wire.framing import MAX_FRAME_BYTES
-from gpuworker.wire.messages import Heartbeat, Refused, RowKey, Submit
+from gpuworker.wire.messages import Heartbeat, Refused, RowKey, Sampling, Submit
 
 SILENCE_S = 3.0  # the others heartbeat too
 MAX_UNSENT_BYTES = 512 << 20  # with more computed and not yet read, nothing new is begun
@@ -73,13 +75,20 @@ class PrefillService:
             visitor.rows.add(sid)
             self._begun(submit)
             row = RowKey(visitor.incarnation, sid)
-            self._backend.prefill(row, submit, lambda result: self._done(visitor, sid, result))
+            self._backend.prefill(row, _prompt_only(submit), lambda result: self._done(visitor, sid, result))
 
     def cancel(self, connection: Connection, sid: int) -> None:
         """Unknown and answered prompts are ignored."""
         visitor = self._visitors[connection]
         if sid in visitor.rows:
             self._give_up(visitor, sid)
+
+    def give_up(self, message: str) -> None:
+        """All prompts, half sent answers included: whoever asked computes them without waiting."""
+        for visitor in self._visitors.values():
+            for sid in list(visitor.rows):
+                self._give_up(visitor, sid)
+                self._refuse(visitor, sid, "draining", message)
 
     def tick(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -109,18 +118,27 @@ class PrefillService:
     async def _send_answers(self, visitor: _Visitor) -> None:
         """One after the other, as fast as they are read: half an answer is of no use to anybody."""
         while True:
-            sid, result = await visitor.answers.get()
-            for message in messages_of(sid, result):
-                await visitor.connection.drained()
-                if sid not in visitor.rows or not visitor.connection.send(message):
-                    break
-            visitor.rows.discard(sid)
-            visitor.unsent_bytes -= _size(result)
+            await self._send_answer(visitor, *await visitor.answers.get())
+
+    async def _send_answer(self, visitor: _Visitor, sid: int, result: PrefillResult) -> None:
+        for message in messages_of(sid, result):
+            await visitor.connection.drained()
+            if sid not in visitor.rows or not visitor.connection.send(message):
+                break
+        visitor.rows.discard(sid)
+        visitor.unsent_bytes -= _size(result)
 
     def _refuse(self, visitor: _Visitor, sid: int, code: str, message: str) -> None:
         logger.info("prefill refused worker=%s sid=%d code=%s: %s", visitor.incarnation, sid, code, message)
         row = RowKey(visitor.incarnation, sid)
         visitor.connection.send(Refused(row=row, code=code, message=message))
+
+
+def _prompt_only(submit: Submit) -> Submit:
+    """What its output shall be like is the other worker's affair, and no reason to fail here."""
+    return replace(
+        submit, max_tokens=1, sampling=Sampling(), n=1, stop=[], stop_ids=[], echo=False, grammar=None
+    )
 
 
 def _size(result: PrefillResult) -> int:

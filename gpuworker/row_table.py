@@ -19,6 +19,7 @@ Problem = tuple[str, str]  # code and message of a refusal
 class _Row:
     choices: int
     is_prefilled: bool = False
+    is_paused: bool = False
 
 
 class RowTable:
@@ -55,6 +56,11 @@ class RowTable:
     def prefilled(self) -> list[RowKey]:
         return [key for key, row in self._rows.items() if row.is_prefilled]
 
+    @property
+    def choices(self) -> list[int]:
+        """Of each row, in the order of iteration."""
+        return [row.choices for row in self._rows.values()]
+
     def problem(self, run: Run) -> Problem | None:
         """Why it cannot be taken: code and message."""
         if self._hello.serves == "prefill":
@@ -87,6 +93,12 @@ class RowTable:
                 self.cancel(row, reason)
         self._backend.cancel_gateway(gateway, reason)
 
+    def pause(self, row: RowKey, is_paused: bool) -> None:
+        """Until it is said otherwise. Unknown rows are ignored."""
+        if known := self._rows.get(row):
+            known.is_paused = is_paused
+            (self._backend.pause if is_paused else self._backend.resume)(row)
+
     def tick(self) -> None:
         self._client.tick()
         self.prefills.tick()
@@ -115,6 +127,8 @@ class RowTable:
     def _submit(self, row: RowKey, submit: Submit, prefilled: PrefillResult | None = None) -> None:
         self._note(submit, prefilled)
         self._backend.submit(row, submit, prefilled)
+        if self._rows[row].is_paused:  # while its prompt was computed elsewhere: the backend did not know it
+            self._backend.pause(row)
 
     def _note(self, submit: Submit, prefilled: PrefillResult | None = None) -> None:
         spared = len(prefilled.keys) * self._backend.capacity.block_size if prefilled else 0

@@ -9,6 +9,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpuworker.backends.base import Backend, BackendStep
 from gpuworker.dispatch_link import DispatchLink
 from gpuworker.listener import Listener
@@ -62,7 +64,7 @@ class WorkerServer:
         self._identity = identity
         self._backend = backend
         self._usage = usage
-        self._rows = RowTable(self._hello([]), backend, lambda tokens: self._report.given(tokens))
+        self._rows = RowTable(self._hello(), backend, lambda tokens: self._report.given(tokens))
         self._outboxes = Outboxes(self._gateway_lost)
         self._listener = Listener(settings.secret, identity, self, self._rows.prefills)
         self._link = DispatchLink(settings.dispatch, self._dispatcher_hello, self._joined, self._dispatched)
@@ -96,13 +98,15 @@ class WorkerServer:
             await self._backend.stop()
 
     async def _drain(self) -> None:
-        self._rows.is_draining = True
+        self._rows.is_draining = self._report.is_draining = True
+        self._report_send(_now_ms())
         logger.info("draining rows=%d prefills=%d", len(self._rows), self._rows.prefills.rows)
         if await self._settle(self._settings.drain_s):
             return
         logger.warning("drain is over, cancelling rows=%d", len(self._rows))
         for row in list(self._rows):
             self.row_cancel(row, "error")
+        self._rows.prefills.give_up("the worker stops")
         await self._settle(CANCEL_GRACE_S)
 
     async def _settle(self, timeout_s: float) -> bool:
@@ -135,7 +139,7 @@ class WorkerServer:
 
     # -- dispatcher ---------------------------------------------------------------------------------------
 
-    def _hello(self, running: list[RowKey]) -> Hello:
+    def _hello(self) -> Hello:
         return Hello(
             version=PROTOCOL_VERSION,
             role="worker",
@@ -146,7 +150,6 @@ class WorkerServer:
             model=self._identity.model,
             digest=self._identity.digest,
             capacity=self._backend.capacity,
-            running=running,
             serves=self._settings.serves,
             labels=list(self._settings.labels),
             kv_dtype=self._backend.kv_dtype,
@@ -154,7 +157,7 @@ class WorkerServer:
 
     def _dispatcher_hello(self) -> Hello:
         self._report.restart(self._rows.prefilled)
-        return self._hello(list(self._rows))
+        return replace(self._hello(), running=list(self._rows), choices=self._rows.choices)
 
     def _joined(self) -> None:
         self._report_send(_now_ms())
@@ -244,10 +247,10 @@ class WorkerServer:
         self._rows.cancel(row, reason if reason in CANCEL_REASONS else "cancelled")
 
     def row_pause(self, row: RowKey) -> None:
-        self._backend.pause(row)
+        self._rows.pause(row, True)
 
     def row_resume(self, row: RowKey) -> None:
-        self._backend.resume(row)
+        self._rows.pause(row, False)
 
     def usage_collect(self, request: Collect) -> Collected:
         return self._usage.collect(request)

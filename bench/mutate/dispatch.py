@@ -6,6 +6,7 @@ from bench.mutate.mutation import Mutation, Suite, suite_run
 
 DISPATCHER = "platform/dispatch/dispatcher.py"
 FLEET = "platform/dispatch/fleet.py"
+MEMBERS = "platform/dispatch/members.py"
 BACKLOG = "platform/dispatch/backlog.py"
 QUEUES = "platform/dispatch/queues.py"
 SERVER = "platform/dispatch/server.py"
@@ -14,9 +15,7 @@ PREFIXES = "platform/dispatch/prefixes.py"
 PLACEMENT = "platform/policy/placement.py"
 
 MUTATIONS = [
-    Mutation(
-        "other weights", DISPATCHER, "if w.hello.digest == digest and w.takes_rows]", "if w.takes_rows]"
-    ),
+    Mutation("other weights", MEMBERS, "if w.hello.digest == digest and w.takes_rows]", "if w.takes_rows]"),
     Mutation(
         "no arrival order",
         QUEUES,
@@ -40,12 +39,12 @@ MUTATIONS = [
         "(idle or replica.rows + choices <=",
         "(replica.rows + choices <=",
     ),
-    Mutation("rows on a prefill worker", DISPATCHER, "== digest and w.takes_rows]", "== digest]"),
+    Mutation("rows on a prefill worker", MEMBERS, "== digest and w.takes_rows]", "== digest]"),
     Mutation(
         "prefill worker serves",
-        DISPATCHER,
-        "self._workers.values() if w.takes_rows}",
-        "self._workers.values()}",
+        MEMBERS,
+        "self.workers.values() if w.takes_rows}",
+        "self.workers.values()}",
     ),
     Mutation("anybody helps", PREFILL, "other.hello.serves == PREFILL", "other is not worker"),
     Mutation("helper of other numbers", PREFILL, ") == weights", ") is not None"),
@@ -79,6 +78,7 @@ MUTATIONS = [
         "not self.draining",
     ),
     Mutation("draining gets requests", FLEET, "return not self.draining and", "return"),
+    Mutation("drain is not heard", FLEET, "self.draining or report.draining", "self.draining"),
     Mutation("full is asked at once", FLEET, "and now_ms >= self.paused_until_ms", ""),
     Mutation("expired request runs", DISPATCHER, "if request.deadline_ms <= now_ms:", "if False:"),
     Mutation("expired request stays", BACKLOG, "if r.deadline_ms <= now_ms", "if False"),
@@ -125,22 +125,22 @@ MUTATIONS = [
     Mutation(
         "lost worker keeps rows",
         DISPATCHER,
-        "                gateway.release(request)\n        for gateway",
-        "                pass\n        for gateway",
+        "                gateway.release(request)\n        self._members",
+        "                pass\n        self._members",
     ),
-    Mutation("lost worker untold", DISPATCHER, "gateway.peer.send(WorkerDown(", "(WorkerDown("),
+    Mutation("lost worker untold", DISPATCHER, "self._members.tell_gateways(WorkerDown(", "(WorkerDown("),
     Mutation("silent worker lives", FLEET, "> DEAD_MS", "> 10**9"),
     Mutation("silent worker stays connected", DISPATCHER, "worker.peer.abort(cause)", "pass"),
-    Mutation("own absence is silence", DISPATCHER, "if absent_ms <= 0:", "if True:"),
-    Mutation("own absence spends grace", DISPATCHER, "gateway.lost_ms += absent_ms", "pass"),
+    Mutation("own absence is silence", MEMBERS, "if absent_ms <= 0:", "if True:"),
+    Mutation("own absence spends grace", MEMBERS, "gateway.lost_ms += absent_ms", "pass"),
     Mutation(
         "lost gateway kept",
-        DISPATCHER,
+        MEMBERS,
         "elif now_ms - gateway.lost_ms > self",
         "elif now_ms - gateway.lost_ms > 10**9 + self",
     ),
-    Mutation("no time to return", DISPATCHER, "> self._limits.gateway_grace_ms", "> -1"),
-    Mutation("silent gateway kept", DISPATCHER, "> self._limits.gateway_silence_ms", "> 10**9"),
+    Mutation("no time to return", MEMBERS, "> self._limits.gateway_grace_ms", "> -1"),
+    Mutation("silent gateway kept", MEMBERS, "> self._limits.gateway_silence_ms", "> 10**9"),
     Mutation("forgotten gateway connected", DISPATCHER, 'gateway.peer.abort("silent for too long")', "pass"),
     Mutation(
         "forgotten gateway's queue",
@@ -148,7 +148,7 @@ MUTATIONS = [
         "        for request in gateway.rows.values():\n            self._backlog.remove(request)\n",
         "",
     ),
-    Mutation("workers not told", DISPATCHER, "worker.peer.send(GatewayGone(", "(GatewayGone("),
+    Mutation("workers not told", DISPATCHER, "self._members.tell_workers(GatewayGone(", "(GatewayGone("),
     Mutation("running rows not believed", DISPATCHER, "if now_ms > trusted_until_ms or", "if True or"),
     Mutation("lost rows believed", DISPATCHER, "if now_ms > trusted_until_ms or (", "if ("),
     Mutation("row believed in two places", DISPATCHER, "or (known and known.worker)", ""),
@@ -158,6 +158,7 @@ MUTATIONS = [
         "            self._backlog.remove(known)\n",
         "            pass\n",
     ),
+    Mutation("believed choices are one row", DISPATCHER, "request.adopted_choices = max(1, choices)", "pass"),
     Mutation("absent gateway never given up", DISPATCHER, "lost_ms=trusted_until_ms)", "lost_ms=1e12)"),
     Mutation(
         "closing connection eats requests",
@@ -165,7 +166,7 @@ MUTATIONS = [
         "if not worker.peer.send(run):",
         "if worker.peer.send(run) is None:",
     ),
-    Mutation("twin takes over", DISPATCHER, "if is_other and not other.is_silent(now_ms):", "if False:"),
+    Mutation("twin takes over", MEMBERS, "if is_other and not other.is_silent(now_ms):", "if False:"),
     Mutation(
         "absurd ages",
         DISPATCHER,

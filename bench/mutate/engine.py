@@ -19,6 +19,9 @@ TESTS = [
     "engine",
     "fair_steps",
     "pacing_in_engine",
+    "scheduler_corners",
+    "engine_corners",
+    "engine_features",
     "scheduler_properties",  # the slowest, last
 ]
 

@@ -2,6 +2,7 @@
 
 from bench.mutate.mutation import Mutation
 
+COMPOSITION = "gpuworker/engine/composition.py"
 SCHEDULER = "gpuworker/engine/scheduler.py"
 BATCH = "gpuworker/engine/batch.py"
 FLOWS = "gpuworker/engine/flows.py"
@@ -17,20 +18,22 @@ STEP_MUTATIONS = [
     Mutation(
         "oldest row gives way",
         BATCH,
-        "newest_first = sorted(rows, key=self.rows.index, reverse=True)",
-        "newest_first = sorted(rows, key=self.rows.index)",
+        "newest_first = list(rows)[::-1]",
+        "newest_first = list(rows)",
     ),
+    Mutation("least served gives way", BATCH, "BATCH, time(row.flow)),", "BATCH, -time(row.flow)),"),
     Mutation(
-        "least served gives way", BATCH, "self._flows.time(row.flow)),", "-self._flows.time(row.flow)),"
+        "held rows stay", BATCH, "(row.held, row.flow in self.shares.over,", "(row.flow in self.shares.over,"
     ),
-    Mutation("held rows stay", BATCH, "(row.held, row.flow in self.over,", "(row.flow in self.over,"),
     Mutation(
         "planned row gives way",
         BATCH,
         "self._victims(row for row in self.rows if row.key not in self.planned)[0]",
         "self._victims(self.rows)[0]",
     ),
-    Mutation("preempted goes last", FLOWS, "appendleft(sequence)", "append(sequence)"),
+    Mutation(
+        "preempted goes last", FLOWS, ".move_to_end(sequence.key, last=False)", ".move_to_end(sequence.key)"
+    ),
     Mutation("preemptions not counted", BATCH, "        self.preemptions += 1\n", ""),
     Mutation("slot lost", BATCH, "        self._free_slots.append(sequence.slot)\n", ""),
     Mutation("slot given twice", BATCH, "self._free_slots.pop()", "self._free_slots[-1]"),
@@ -60,12 +63,12 @@ STEP_MUTATIONS = [
         "            self._flows.take(sequence)\n",
         "            pass\n",
     ),
-    Mutation("deadline unchecked", SCHEDULER, "if row.deadline_ms <= now_ms]", "if False]"),
+    Mutation("deadline unchecked", SCHEDULER, "self._deadlines.take_expired(now_ms)", "[]"),
     Mutation(
         "failure ignored", SCHEDULER, "if not sequence.reason and row.key in result.failed:", "if False:"
     ),
     Mutation(
-        "samples in the middle of a prompt", SCHEDULER, "start + count == len(sequence.token_ids) and", ""
+        "samples in the middle of a prompt", COMPOSITION, "start + count == len(sequence.token_ids) and", ""
     ),
     Mutation(
         "max_tokens off by one",
@@ -77,11 +80,11 @@ STEP_MUTATIONS = [
     Mutation("prompt logprobs told twice", SCHEDULER, "sampled.prompt[max(seen, 0) :]", "sampled.prompt"),
     Mutation(
         "pause forgets a sequence",
-        SCHEDULER,
+        COMPOSITION,
         "self.paused += sequence.status is Status.RUNNING",
         "self._batch.rows.remove(sequence)",
     ),
-    Mutation("pauses not counted", SCHEDULER, "self.paused += sequence.status is Status.RUNNING", "pass"),
+    Mutation("pauses not counted", COMPOSITION, "self.paused += sequence.status is Status.RUNNING", "pass"),
     Mutation(
         "released row stays held",
         FLOWS,
@@ -109,11 +112,27 @@ STEP_MUTATIONS = [
     Mutation(
         "nobody is over its share",
         FLOWS,
-        "over = over_share(interactive, weights, capacity)",
-        "over: frozenset[Flow] = frozenset()",
+        "over_share(sharing, weights, capacity, least=1) if len(sharing) > 1 else frozenset()",
+        "frozenset[Flow]()",
     ),
-    Mutation("batch does not yield", FLOWS, "return over | batch if interactive else over", "return over"),
-    Mutation("most served flow first", FLOWS, "self._time.of(flow), flow))", "-self._time.of(flow), flow))"),
+    Mutation("batch does not yield", FLOWS, " | (demands.keys() - sharing.keys())", ""),
+    Mutation("lone flow yields", FLOWS, "least=1) if len(sharing) > 1 else frozenset()", "least=1)"),
+    Mutation(
+        "one row is too much",
+        FLOWS,
+        "over_share(sharing, weights, capacity, least=1)",
+        "over_share(sharing, weights, capacity)",
+    ),
+    Mutation("a part is nothing", BATCH, "< self.shares.parts.get(flow, 0)", "< 0"),
+    Mutation("excess stays", BATCH, "if stays[row.flow] > parts.get(row.flow, 0) + 1:", "if False:"),
+    Mutation("yields for ever", FLOWS, "return behind_us > ", "return False and behind_us > "),
+    Mutation("most served flow first", FLOWS, "self._time.of(flow), flow)", "-self._time.of(flow), flow)"),
+    Mutation(
+        "slot without a token", COMPOSITION, "self._add_chunk(sequence, least=1)", "self._add_chunk(sequence)"
+    ),
+    Mutation(
+        "decodes charged twice", COMPOSITION, "            sequence.charged = len(sequence.token_ids)\n", ""
+    ),
     Mutation("work is not charged", FLOWS, "        self._time.charge(flow, cost_ms)\n", "        pass\n"),
     Mutation(
         "weights ignored",
@@ -124,7 +143,7 @@ STEP_MUTATIONS = [
     Mutation(
         "swap whatever it costs",
         PREEMPTION,
-        "return there_and_back_ms < self._cost().token_ms * computed_tokens",
+        "return there_and_back_ms < self._cost().chunk_ms(computed_tokens, start=0)",
         "return True",
     ),
     Mutation(

@@ -118,19 +118,22 @@ class EngineBackend:
             self._warm_up()
             self._call_soon(self._ready.set_result, self._engine.stats())
             while self._wait_for_work():
-                output = self._engine.step(now_ms, self._drain_inbox)
-                refused, self._refused = self._refused, []
-                refused += [RefusedRow(*refusal) for refusal in output.refused]
-                events = self._engine.take_cache_events()
-                with self._changed:
-                    self._undelivered += 1
-                stats, taken = self._engine.stats(), self._taken
-                step = BackendStep(output, stats, refused, events.added, events.evicted, taken)
-                self._call_soon(self._deliver, step)
+                self._step()
         except BaseException as error:  # whatever it was: the process must not stay half alive
             self._call_soon(self._die, error)
         finally:
             self._engine.close()
+
+    def _step(self) -> None:
+        output = self._engine.step(now_ms, self._drain_inbox)
+        refused, self._refused = self._refused, []
+        refused += [RefusedRow(*refusal) for refusal in output.refused]
+        events = self._engine.take_cache_events()
+        with self._changed:
+            self._undelivered += 1
+        stats, taken = self._engine.stats(), self._taken
+        step = BackendStep(output, stats, refused, events.added, events.evicted, taken)
+        self._call_soon(self._deliver, step)
 
     def _die(self, error: BaseException) -> None:
         if self._ready.done():

@@ -1,22 +1,22 @@
 """The running rows: who gets a slot and blocks, and who gives way when there are none. No torch here."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
-from gpuworker.engine.flows import Flows
+from gpuworker.engine.flows import Flows, Shares
 from gpuworker.engine.kv_manager import KVManager
 from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.preemption import Recovery
-from gpuworker.engine.sequence import Flow, Sequence, Status
+from gpuworker.engine.sequence import BATCH, Flow, Sequence, Status
 
 
 class Batch:
-    """`over` (flows beyond their share) and `planned` (rows that a step under construction holds) are the
-    scheduler's: it sets the one and fills the other."""
+    """Who composes a step sets `shares` and fills `planned` (the rows it holds)."""
 
     def __init__(self, kv: KVManager, flows: Flows, recovery: Recovery, *, max_rows: int) -> None:
         self.kv = kv
         self.rows: list[Sequence] = []  # in order of admission
-        self.over: frozenset[Flow] = frozenset()
+        self.shares = Shares(frozenset(), {})
         self.planned: set[SequenceKey] = set()
         self.preemptions = 0  # of either kind
         self.swaps = 0
@@ -61,18 +61,20 @@ class Batch:
     def _admit(self, sequence: Sequence) -> bool:
         return bool(self._free_slots) and self.kv.admit(sequence, self._watermark())
 
-    def _watermark(self) -> int:
+    def _watermark(self, leaving: Collection[Sequence] = ()) -> int:
         """Blocks that stay free at an admission, else the next decodes preempt the newcomer at once."""
-        active = len(self.active)
+        active = len(self.active) - sum(not row.held for row in leaving)
         return max(2, self.kv.pool.blocks // 64, active) if active else 0
 
+    def is_entitled(self, flow: Flow) -> bool:
+        """Whether it runs fewer rows than its part."""
+        return sum(row.flow == flow for row in self.active) < self.shares.parts.get(flow, 0)
+
     def _make_room_to_enter(self, sequence: Sequence) -> bool:
-        """Held rows leave for anybody, rows of over-share flows for those within their share."""
-        yields = sequence.flow in self.over
+        """Held rows leave for anybody; for a flow that runs less than its part, so do others'."""
+        yielding = self._yielding_to(sequence.flow) if self.is_entitled(sequence.flow) else set()
         victims = self._victims(
-            row
-            for row in self.rows
-            if row.key not in self.planned and (row.held or (row.flow in self.over and not yields))
+            row for row in self.rows if row.key not in self.planned and (row.held or row.key in yielding)
         )
         if not self._would_fit(sequence, victims):
             return False
@@ -82,16 +84,33 @@ class Batch:
                 return True
         return False
 
+    def _yielding_to(self, flow: Flow) -> set[SequenceKey]:
+        """Rows of over-share flows: for one that is not over-share itself all of them, otherwise the newest
+        beyond their part and one more, so that parts which waver do not send rows to and fro."""
+        over, parts = self.shares
+        rows = [row for row in self.active if row.flow in over and row.flow != flow]
+        if flow not in over:
+            return {row.key for row in rows}
+        stays = Counter[Flow]()
+        yielding = set()
+        for row in rows:  # in order of admission
+            stays[row.flow] += 1
+            if stays[row.flow] > parts.get(row.flow, 0) + 1:
+                yielding.add(row.key)
+        return yielding
+
     def _would_fit(self, sequence: Sequence, victims: Collection[Sequence]) -> bool:
-        reclaimed = sum(self.kv.exclusive_blocks(row) for row in victims)
-        return self.kv.needed(sequence) + self._watermark() <= self.kv.pool.free_blocks + reclaimed
+        short = self.kv.needed(sequence) + self._watermark(victims) - self.kv.pool.free_blocks
+        return short <= 0 or (bool(victims) and self.kv.would_free(victims, short))
 
     def _victims(self, rows: Iterable[Sequence]) -> list[Sequence]:
-        """Held rows first, then those of the most over-served flow, the newest first."""
-        newest_first = sorted(rows, key=self.rows.index, reverse=True)
+        """Of rows in the order of admission: held ones first, then batch, then those of the most over-served
+        flow, the newest first."""
+        newest_first = list(rows)[::-1]
+        time = self._flows.time
         return sorted(
             newest_first,
-            key=lambda row: (row.held, row.flow in self.over, self._flows.time(row.flow)),
+            key=lambda row: (row.held, row.flow in self.shares.over, row.flow.klass == BATCH, time(row.flow)),
             reverse=True,
         )
 

@@ -51,7 +51,7 @@ class StepBudget:
         self._kept_ms = max(overdue, YIELDING_FLOOR * total)
 
     def begin_yielding(self, *, others: bool) -> None:
-        """From now on for over-share flows; `others`: rows within their share are there too."""
+        """From now on for over-share flows; `others`: the step holds rows within their share already."""
         self._kept_ms = 0.0
         self._is_minimum_due = not others
 

@@ -191,9 +191,10 @@ class Engine:
         plan = self._scheduler.schedule(begun_ms)
         plan = msgspec.structs.replace(plan, masks=self._text.masks(plan))
         if plan.moves:
+            planned_ms = now_ms()
             self._runner.move(plan.moves)
             swapped = len(plan.moves.to_host) + len(plan.moves.to_device)
-            self._recovery.observe(swapped, now_ms() - begun_ms)
+            self._recovery.observe(swapped, now_ms() - planned_ms)
         result = run_isolated(self._runner, plan)
         ended_ms = now_ms()
         drain_inbox()

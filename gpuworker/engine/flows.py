@@ -1,35 +1,56 @@
 """Waiting rows by flow, and whose turn it is: a flow is one tenant's rows of one class.
 
 Machine time decides: the flow that has had least is next (virtual time counters, `policy.shares`). A flow
-that asks for more rows than its equal share is over-share: its rows yield to all others. Batch always is.
+that asks for more rows than its equal share is over-share: its rows yield to all others. So does batch.
 """
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, KeysView
+from typing import NamedTuple
 
+from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.sequence import BATCH, Flow, Sequence
-from policy.shares import VirtualTime, over_share
+from policy.shares import VirtualTime, equal_parts, over_share
+
+MAX_BEHIND_US = 1_000_000  # an over-share flow yields until all others had so much more machine time
+
+
+class Turn(NamedTuple):
+    """The smallest is next: batch is last; streams that were interrupted go on before others begin; then the
+    least served."""
+
+    is_batch: bool
+    begins: bool
+    time_us: int
+    flow: Flow
+
+
+class Shares(NamedTuple):
+    over: frozenset[Flow]  # their rows yield
+    parts: dict[Flow, float]  # rows that each flow may run whatever the others want; none: what is left over
 
 
 class Flows:
     def __init__(self) -> None:
         self._time: VirtualTime[Flow] = VirtualTime()
-        self._waiting: dict[Flow, deque[Sequence]] = {}
+        self._waiting: dict[Flow, OrderedDict[SequenceKey, Sequence]] = {}
+        self._prompts: dict[SequenceKey, int] = {}  # tokens that waiting rows have to compute
+        self.waiting_prefill_tokens = 0
         self._rows: Counter[Flow] = Counter()  # that have not ended
         self._held: Counter[Flow] = Counter()
         self._weights: dict[Flow, float] = {}
+        self._catching_up: set[Flow] = set()  # beyond their share, but left out for long
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._prompts)
 
     def enter(self, sequence: Sequence) -> None:
         flow = sequence.flow
         self._weights[flow] = sequence.weight
-        if not self._rows[flow]:
-            self._time.activate(flow, sequence.weight)
+        self._time.activate(flow, sequence.weight)
         self._rows[flow] += 1
-        self._waiting.setdefault(flow, deque()).append(sequence)
+        self._put(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """It ended, and is in no queue any more."""
@@ -49,14 +70,22 @@ class Flows:
             self._held[sequence.flow] += 1 if held else -1
 
     def put_first(self, sequence: Sequence) -> None:
-        self._waiting[sequence.flow].appendleft(sequence)
+        self._put(sequence)
+        self._waiting[sequence.flow].move_to_end(sequence.key, last=False)
 
     def take(self, sequence: Sequence) -> None:
-        self._waiting[sequence.flow].remove(sequence)
+        del self._waiting[sequence.flow][sequence.key]
+        self.waiting_prefill_tokens -= self._prompts.pop(sequence.key)
+
+    def _put(self, sequence: Sequence) -> None:
+        self._waiting.setdefault(sequence.flow, OrderedDict())[sequence.key] = sequence
+        self._prompts[sequence.key] = sequence.prefill_tokens
+        self.waiting_prefill_tokens += sequence.prefill_tokens
 
     def head(self, flow: Flow) -> Sequence | None:
         """The first of the flow that may run."""
-        return next((sequence for sequence in self._waiting.get(flow, ()) if sequence.is_due), None)
+        waiting = self._waiting.get(flow)
+        return next((sequence for sequence in waiting.values() if sequence.is_due), None) if waiting else None
 
     def charge(self, flow: Flow, cost_ms: float) -> None:
         self._time.charge(flow, cost_ms)
@@ -64,25 +93,30 @@ class Flows:
     def time(self, flow: Flow) -> int:
         return self._time.of(flow)
 
-    def over(self, capacity: int) -> frozenset[Flow]:
-        """Flows whose rows yield, when `capacity` rows can run at the target latency. None do where there is
-        nobody to yield to: pausing them would only cost them time."""
-        demands = {flow: rows - self._held[flow] for flow, rows in self._rows.items()}
+    def shares(self, capacity: int) -> Shares:
+        """When `capacity` rows can run at the target latency. A lone flow yields to nobody: pausing it would
+        only cost it time. Nor does one yield that has yielded too long. Batch has a part only when alone."""
+        held = self._held
+        demands = {flow: rows - held[flow] for flow, rows in self._rows.items() if rows > held[flow]}
         interactive = {flow: demand for flow, demand in demands.items() if flow.klass != BATCH}
-        weights = {flow: self._weights[flow] for flow in interactive}
-        over = over_share(interactive, weights, capacity)
-        if over == interactive.keys():
-            over = frozenset()
-        batch = demands.keys() - interactive.keys()
-        return over | batch if interactive else over
+        sharing = interactive or demands
+        weights = {flow: self._weights[flow] for flow in sharing}
+        parts = equal_parts(sharing, weights, capacity, least=1)
+        over = over_share(sharing, weights, capacity, least=1) if len(sharing) > 1 else frozenset()
+        self._catching_up = {flow for flow in over if self._is_starved(flow, sharing.keys() - over)}
+        return Shares(over - self._catching_up | (demands.keys() - sharing.keys()), parts)
 
-    def first(self, flows: Collection[Flow]) -> Flow:
-        """Whose turn it is: streams that were interrupted go on before others begin."""
-        return min(flows, key=lambda flow: (not self._resumes(flow), self._time.of(flow), flow))
+    def _is_starved(self, flow: Flow, others: Collection[Flow]) -> bool:
+        if not others:
+            return False
+        behind_us = min(map(self.time, others)) - self.time(flow)
+        return behind_us > (0 if flow in self._catching_up else MAX_BEHIND_US)
 
-    def _resumes(self, flow: Flow) -> bool:
+    def turn(self, flow: Flow) -> Turn:
+        """When it is this flow's turn. Changes with what it is charged and with its head."""
         head = self.head(flow)
-        return head is not None and head.preemptions > 0
+        begins = head is None or not head.preemptions
+        return Turn(flow.klass == BATCH, begins, self._time.of(flow), flow)
 
     def keys(self) -> KeysView[Flow]:
         """Flows with rows that have not ended."""

@@ -107,9 +107,16 @@ class KVManager:
             table += self.pool.allocate(growth)
         return changed
 
-    def exclusive_blocks(self, sequence: Sequence) -> int:
-        """Blocks that would be free if the row left."""
-        return sum(self.pool.references(block) == 1 for block in sequence.block_table)
+    def would_free(self, sequences: Iterable[Sequence], count: int) -> bool:
+        """Whether that many blocks would be free if these rows left. Blocks that only they share are."""
+        left: dict[int, int] = {}
+        for sequence in sequences:
+            for block in sequence.block_table:
+                left[block] = left.get(block, self.pool.references(block)) - 1
+                count -= not left[block]
+            if count <= 0:
+                return True
+        return False
 
     def _must_replace(self, sequence: Sequence) -> bool:
         """Whether the next id's place lies in a block that others read."""

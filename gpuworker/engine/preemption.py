@@ -28,4 +28,4 @@ class Recovery:
         if self._mode != "auto":
             return self._mode == "swap"
         there_and_back_ms = 2 * blocks_for(computed_tokens) * self.block_ms
-        return there_and_back_ms < self._cost().token_ms * computed_tokens
+        return there_and_back_ms < self._cost().chunk_ms(computed_tokens, start=0)

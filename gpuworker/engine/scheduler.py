@@ -7,17 +7,19 @@ backlog. Pure: no torch, no clock, nothing is computed here. `schedule` and `app
 `cancel` and `hold` may come at any time.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Protocol
 
 from gpuworker.engine.batch import Batch
 from gpuworker.engine.block_pool import BLOCK_SIZE
-from gpuworker.engine.budget import StepBudget, StepLimits
+from gpuworker.engine.budget import StepLimits
+from gpuworker.engine.composition import StepComposition
+from gpuworker.engine.deadlines import Deadlines
 from gpuworker.engine.flows import Flows
 from gpuworker.engine.kv_manager import KVManager
-from gpuworker.engine.plan import PlanRow, RowStart, Sampled, SequenceKey, StepPlan, StepResult
+from gpuworker.engine.plan import PlanRow, Sampled, SequenceKey, StepPlan, StepResult
 from gpuworker.engine.preemption import Recovery
-from gpuworker.engine.sequence import Flow, Sequence, Status
+from gpuworker.engine.sequence import Sequence, Status
 from gpuworker.wire.messages import TokenLogprobs
 
 
@@ -48,10 +50,9 @@ class Scheduler:
         self._flows = Flows()
         self._batch = Batch(kv, self._flows, recovery, max_rows=max_rows)
         self._rows: dict[SequenceKey, Sequence] = {}
+        self._deadlines = Deadlines(self._rows)
         self._finished: list[Sequence] = []
         self._in_flight: frozenset[SequenceKey] = frozenset()
-        self._planned: list[PlanRow] = []
-        self._starts: dict[SequenceKey, RowStart] = {}
 
     # -- requests in and out ------------------------------------------------------------------------------
 
@@ -61,6 +62,7 @@ class Scheduler:
             raise ValueError(f"{sequence.key} is already known")
         self._rows[sequence.key] = sequence
         self._flows.enter(sequence)
+        self._deadlines.add(sequence)
 
     def cancel(self, key: SequenceKey, reason: str, message: str = "") -> None:
         """In any state, and any number of times. A row in flight keeps its blocks until `apply`."""
@@ -99,7 +101,7 @@ class Scheduler:
 
     @property
     def next_deadline_ms(self) -> float | None:
-        return min((row.deadline_ms for row in self._rows.values()), default=None)
+        return self._deadlines.next_ms
 
     @property
     def running(self) -> int:
@@ -121,8 +123,7 @@ class Scheduler:
 
     @property
     def pending_prefill_tokens(self) -> int:
-        """Choices that will share their prompt are not counted."""
-        return sum(row.remaining for row in self._rows.values() if row.remaining > 1 and row.parent is None)
+        return self._flows.waiting_prefill_tokens + sum(row.prefill_tokens for row in self._batch.rows)
 
     def check_integrity(self) -> None:
         """Raises PoolCorrupt when blocks are lost or shared by accident. Cheap: meant for idle moments."""
@@ -133,25 +134,26 @@ class Scheduler:
     def schedule(self, now_ms: float) -> StepPlan:
         if self._in_flight:
             raise RuntimeError("the previous plan was not applied")
-        for sequence in [row for row in self._rows.values() if row.deadline_ms <= now_ms]:
-            self.cancel(sequence.key, "deadline")
-        self._planned, self._starts, self._batch.planned = [], {}, set()
+        for key in self._deadlines.take_expired(now_ms):
+            self.cancel(key, "deadline")
         active = self._batch.active
         row_limit = self._limits.row_limit(active)
-        over = self._batch.over = self._flows.over(row_limit)
+        self._batch.shares = self._flows.shares(row_limit)
+        over = self._batch.shares.over
         decoding = [row for row in active if row.remaining == 1]
         yielding = [row for row in decoding if row.flow in over]
         budget = self._limits.budget(decoding, now_ms)
 
-        for sequence in self._in_turn(row for row in decoding if row.flow not in over):
-            self._plan_decode(sequence, budget, now_ms)
+        step = StepComposition(self.kv, self._flows, self._batch, budget, now_ms)
+        step.add_decodes(row for row in decoding if row.flow not in over)
         budget.keep_for(yielding)
-        admitting = self._plan_prompts(self._flows.keys() - over, budget, now_ms, row_limit=row_limit)
-        budget.begin_yielding(others=bool(self._flows.keys() - over))
-        self._plan_yielding(yielding, budget, now_ms)
-        self._plan_prompts(over, budget, now_ms, row_limit=row_limit if admitting else 0)
+        admitting = step.add_prompts(self._flows.keys() - over, row_limit)
+        budget.begin_yielding(others=bool(step.rows))
+        step.add_yielding(yielding)
+        step.add_prompts(over, row_limit, admitting=admitting)
+        self.paused = step.paused
         self._in_flight = frozenset(self._batch.planned)
-        return StepPlan(self._planned, list(self._starts.values()), self.kv.take_moves())
+        return StepPlan(step.rows, list(step.starts.values()), self.kv.take_moves())
 
     def apply(self, plan: StepPlan, result: StepResult, now_ms: float, sink: RowSink) -> None:
         """Takes in a step's tokens: rows that were cancelled meanwhile get none."""
@@ -170,9 +172,8 @@ class Scheduler:
     ) -> None:
         sequence.num_computed += len(row.tokens)
         self.kv.publish(sequence)
-        seen = sequence.prompt_reported - (
-            row.start + 1
-        )  # told before, when a preempted row computes it again
+        # What a preempted row computes again was told before.
+        seen = sequence.prompt_reported - (row.start + 1)
         if fresh := sampled.prompt[max(seen, 0) :]:
             sink.prompt_logprobs(sequence, sequence.prompt_reported, fresh)
             sequence.prompt_reported += len(fresh)
@@ -199,85 +200,3 @@ class Scheduler:
         self._flows.leave(sequence)
         del self._rows[sequence.key]
         self._finished.append(sequence)
-
-    # -- parts of a step ----------------------------------------------------------------------------------
-
-    def _in_turn(self, rows: Iterable[Sequence]) -> list[Sequence]:
-        """The least served flow's rows first, so that the victims of a preemption are planned last."""
-        return sorted(rows, key=lambda row: self._flows.time(row.flow))
-
-    def _plan_decode(self, sequence: Sequence, budget: StepBudget, now_ms: float) -> None:
-        if sequence.status is Status.RUNNING and self._batch.grow(sequence, 1):
-            self._plan_row(sequence, 1, now_ms)
-            budget.spend_decode(sequence)
-            self._flows.charge(sequence.flow, budget.decode_ms(sequence))
-
-    def _plan_yielding(self, rows: list[Sequence], budget: StepBudget, now_ms: float) -> None:
-        """Decodes of over-share flows, those that waited longest first, while they fit."""
-        self.paused = 0
-        for sequence in sorted(rows, key=lambda row: row.last_run_ms):
-            if not self._planned or budget.has_room_for(sequence) or budget.take_overdue(sequence):
-                self._plan_decode(sequence, budget, now_ms)
-            else:
-                self.paused += sequence.status is Status.RUNNING
-
-    def _plan_prompts(
-        self, flows: Collection[Flow], budget: StepBudget, now_ms: float, *, row_limit: int
-    ) -> bool:
-        """Chunks and admissions, one at a time, each for the flow whose turn it is. The first row that cannot
-        enter ends admissions, so that it is not overtaken for ever by smaller ones. False when one could not.
-        Rows that yield to these flows do not count against `row_limit`."""
-        open_flows, over = set(flows), self._batch.over
-        chunks: dict[Flow, list[Sequence]] = {flow: [] for flow in flows}
-        for row in self._batch.active:
-            if row.remaining > 1 and row.flow in open_flows:
-                chunks[row.flow].append(row)
-        admitting = True
-        while open_flows:
-            flow = self._flows.first(open_flows)
-            sequence = chunks[flow].pop(0) if chunks[flow] else None
-            if sequence is None and admitting and (head := self._flows.head(flow)) is not None:
-                competing = sum(row.flow in flows or row.flow not in over for row in self._batch.active)
-                admitting = (
-                    competing < row_limit
-                    and budget.prefill_tokens(head) > 0
-                    and self._batch.enter(head, now_ms)
-                )
-                if admitting:
-                    self._starts[head.key] = head.row_start()
-                    sequence = head
-            if sequence is None:
-                open_flows.remove(flow)
-            else:
-                self._plan_chunk(sequence, budget, now_ms)
-        return admitting
-
-    def _plan_chunk(self, sequence: Sequence, budget: StepBudget, now_ms: float) -> None:
-        count = min(budget.prefill_tokens(sequence), sequence.remaining)
-        if count <= 0 or sequence.status is not Status.RUNNING or not self._batch.grow(sequence, count):
-            return
-        start, end = sequence.num_computed, sequence.num_computed + count
-        self._plan_row(sequence, count, now_ms)
-        budget.spend_chunk(start, count)
-        if end > sequence.charged:  # what a preemption makes anew is charged to nobody
-            fresh = max(start, sequence.charged)
-            self._flows.charge(sequence.flow, budget.chunk_ms(fresh, end - fresh))
-            sequence.charged = end
-
-    def _plan_row(self, sequence: Sequence, count: int, now_ms: float) -> None:
-        start = sequence.num_computed
-        offset = min(self.kv.extend(sequence, count), sequence.table_told)
-        sequence.table_told = len(sequence.block_table)
-        self._planned.append(
-            PlanRow(
-                sequence.key,
-                sequence.slot,
-                start,
-                sequence.token_ids[start : start + count],
-                offset,
-                sequence.block_table[offset:],
-                start + count == len(sequence.token_ids) and sequence.max_tokens > 0,
-            )
-        )
-        self._batch.planned.add(sequence.key)
-        sequence.last_run_ms = now_ms

@@ -87,7 +87,7 @@ class Sequence:
             prompt_logprobs=-1 if choice else submit.sampling.prompt_logprobs,
         )
         self.parent = parent  # choice 0 of the same request: its prompt's KV is shared
-        self.token_ids: list[int] = unpack_ids(submit.prompt)
+        self.token_ids: list[int] = unpack_ids(submit.prompt) if parent is None else parent.prompt
         self.prompt_len = len(self.token_ids)
         self.max_tokens = max_tokens
         self.stop_ids = stop_ids
@@ -126,6 +126,11 @@ class Sequence:
     def remaining(self) -> int:
         """Ids not yet computed. 1 is a decode."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Of a prompt, or of what a preemption lost. Choices that will share their prompt have none."""
+        return self.remaining if self.remaining > 1 and self.parent is None else 0
 
     @property
     def is_forkable(self) -> bool:

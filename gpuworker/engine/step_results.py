@@ -31,7 +31,9 @@ class StepResults:
         return reason
 
     def prompt_logprobs(self, sequence: Sequence, first: int, tokens: list[TokenLogprobs]) -> None:
-        self._output.add_prompt_logprobs(self._requests[sequence.key.row], first, tokens)
+        request = self._requests[sequence.key.row]
+        if not request.is_export:
+            self._output.add_prompt_logprobs(request, first, tokens)
 
     def started(self, sequence: Sequence) -> None:
         """It took a slot; only the first time of a request counts."""

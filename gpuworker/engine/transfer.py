@@ -40,19 +40,22 @@ def blocks_import(kv: KVManager, runner: Runner, sequence: Sequence, prefilled: 
         if prefilled.keys[usable] != keys[usable]:
             break
         usable += 1
-    held = len(kv.pool.match(keys[:usable], sequence.token_ids[: usable * BLOCK_SIZE]))
+    here = kv.pool.match(keys[:usable], sequence.token_ids[: usable * BLOCK_SIZE])
+    held = len(here)
     wanted = range(held, usable)
+    kv.pool.share(here)  # so that what comes does not evict what it continues
     if not wanted or len(wanted) > kv.pool.free_blocks:
+        kv.pool.release(here)
         return
     blocks = kv.pool.allocate(len(wanted))
     try:
         runner.write_blocks(blocks, prefilled.blocks[held:usable])
     except ValueError:  # contents of another shape than this model's: worth nothing
-        kv.pool.release(blocks)
+        kv.pool.release(here + blocks)
         return
     for at, block in zip(wanted, blocks, strict=True):
         tokens = sequence.token_ids[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE]
         kv.pool.publish(block, keys[at], tokens, sequence.flow.tenant, at)
-    kv.pool.release(blocks)
+    kv.pool.release(here + blocks)
     found_there = min(prefilled.cached_tokens, usable * BLOCK_SIZE)
     sequence.computed_elsewhere = max(usable * BLOCK_SIZE - max(found_there, held * BLOCK_SIZE), 0)

@@ -119,7 +119,7 @@ def _parse(address: str) -> tuple[str, int] | Path:
         return Path(rest)
     if scheme == "tcp" and rest.startswith("//"):
         host, _, port = rest[2:].rpartition(":")
-        if host and port.isdigit():
+        if host and port.isdecimal() and int(port) < 1 << 16:
             return host.strip("[]"), int(port)
     raise ValueError(f"address must be unix:/path or tcp://host:port, not {address!r}")
 

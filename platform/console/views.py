@@ -1,4 +1,4 @@
-"""The console's pages: log-in, fleet now, components."""
+"""The console's pages: log-in, fleet now, components; and the fleet for Prometheus."""
 
 import time
 from typing import Any
@@ -10,11 +10,13 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from console.access import staff_only
 from console.contracts import FleetUnavailable
 from console.fleet import CHART_SERIES, EMPTY, fleet_page
 from console.forms import LoginForm
+from console.metrics import fleet_metrics
 from console.samples import component_samples
 from console.selectors import fleet_read
 
@@ -37,6 +39,21 @@ def fleet_now(request: HttpRequest) -> HttpResponse:
         "blank": {"kv_share": 0.0},  # the row that the browser copies for a new replica
     }
     return render(request, "console/fleet.html", context)
+
+
+@require_safe
+@never_cache
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Without a log-in, as `/metrics`. A scrape fails when the state is not known."""
+    try:
+        snapshot, _ = fleet_read()
+    except FleetUnavailable as error:
+        return HttpResponse(f"{error}\n", content_type="text/plain", status=503)
+    if snapshot is None:
+        problem = "Nobody publishes the state of the fleet: no controller runs, or no dispatcher.\n"
+        return HttpResponse(problem, content_type="text/plain", status=503)
+    body = fleet_metrics(snapshot, time.time_ns() // 1_000_000)
+    return HttpResponse(body, content_type=CONTENT_TYPE_LATEST)
 
 
 @require_safe

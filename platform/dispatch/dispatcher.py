@@ -9,13 +9,13 @@ import logging
 from msgspec.structs import replace
 
 from dispatch.backlog import Backlog
-from dispatch.fleet import REFUSAL_PAUSE_MS, ROLES, Absent, Gateway, Peer, Worker
+from dispatch.fleet import REFUSAL_PAUSE_MS, Absent, Gateway, Peer, Worker
 from dispatch.limits import Limits
+from dispatch.members import Members
 from dispatch.prefill import helper_choose
 from dispatch.prefixes import PrefixIndex
 from dispatch.queues import CLASSES, INTERACTIVE, Request
 from gpuworker.wire.messages import (
-    HEARTBEAT_MS,
     Cancel,
     CancelRow,
     Ended,
@@ -44,9 +44,9 @@ class Dispatcher:
     def __init__(self, limits: Limits, prefix_secret: bytes, now_ms: float) -> None:
         self._limits = limits
         self._prefix_secret = prefix_secret
-        self._started_ms = self._ticked_ms = now_ms
-        self._workers: dict[str, Worker] = {}
-        self._gateways: dict[str, Gateway] = {}
+        self._started_ms = now_ms
+        self._members = Members(limits, now_ms)
+        self._workers, self._gateways = self._members.workers, self._members.gateways
         self._backlog = Backlog()
         self._submitted = 0
         self._refused = 0
@@ -110,18 +110,7 @@ class Dispatcher:
 
     def worker_problem(self, hello: Hello, now_ms: float) -> tuple[str, str] | None:
         """Why this worker may not join: code and message of its refusal."""
-        capacity = hello.capacity
-        if capacity is None or not hello.digest or not hello.address:
-            return "bad_role", "a worker must name its digest, address and capacity"
-        if hello.serves not in ROLES:
-            return "bad_role", f"a worker serves {', '.join(ROLES)}, not {hello.serves!r}"
-        if min(capacity.blocks, capacity.block_size, capacity.max_tokens, capacity.max_rows) < 1:
-            return "bad_role", "a worker's capacity must be positive"
-        for other in self._workers.values():
-            is_other = other.hello.id == hello.id and other.hello.incarnation != hello.incarnation
-            if is_other and not other.is_silent(now_ms):
-                return "duplicate_id", f"another process is {hello.id}, and alive"
-        return None
+        return self._members.worker_problem(hello, now_ms)
 
     def worker_joined(self, hello: Hello, peer: Peer, now_ms: float) -> None:
         """The caller has asked for `worker_problem`."""
@@ -132,12 +121,13 @@ class Dispatcher:
         worker = Worker(hello, hello.capacity, peer, now_ms, prefixes)
         self._workers[hello.incarnation] = worker
         self._backlog.digest_add(hello.digest, hello.model)
-        for row in dict.fromkeys(hello.running):
-            self._adopt(worker, row, now_ms)
-        for gateway in self._gateways.values() if worker.takes_rows else ():
-            gateway.peer.send(worker.up())
+        choices = hello.choices or [1] * len(hello.running)
+        for row, rows in dict(zip(hello.running, choices, strict=True)).items():
+            self._adopt(worker, row, rows, now_ms)
+        if worker.takes_rows:
+            self._members.tell_gateways(worker.up())
 
-    def _adopt(self, worker: Worker, row: RowKey, now_ms: float) -> None:
+    def _adopt(self, worker: Worker, row: RowKey, choices: int, now_ms: float) -> None:
         """Believe a row the worker runs if this dispatcher is new; else its gateway was told it is lost."""
         trusted_until_ms = self._started_ms + self._limits.rejoin_grace_ms
         gateway = self._gateways.get(row.gateway)
@@ -151,6 +141,7 @@ class Dispatcher:
         if known:
             self._backlog.remove(known)
         request = Request(row, None, INTERACTIVE, now_ms, float("inf"), worker.hello.incarnation, True)
+        request.adopted_choices = max(1, choices)
         worker.add(request)
         gateway.rows[row] = request
         gateway.peer.send(Placed(sid=row.sid, worker=request.worker, queue_ms=0))
@@ -164,8 +155,7 @@ class Dispatcher:
         for request in worker.lost():
             if gateway := self._gateways.get(request.row.gateway):
                 gateway.release(request)
-        for gateway in self._gateways.values():
-            gateway.peer.send(WorkerDown(id=worker.hello.id, incarnation=incarnation, cause=cause))
+        self._members.tell_gateways(WorkerDown(id=worker.hello.id, incarnation=incarnation, cause=cause))
 
     def worker_heard(self, incarnation: str, now_ms: float) -> None:
         if worker := self._workers.get(incarnation):
@@ -200,35 +190,19 @@ class Dispatcher:
     # -- time ---------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: float) -> None:
-        self._forgive(now_ms)
-        for worker in [w for w in self._workers.values() if w.is_dead(now_ms)]:
+        self._members.forgive(now_ms)
+        for worker in self._members.dead_workers(now_ms):
             self.worker_lost(worker.hello.incarnation, "silent for too long")
-        for gateway in list(self._gateways.values()):
-            if gateway.lost_ms is None:
-                if now_ms - gateway.heard_ms > self._limits.gateway_silence_ms:
-                    gateway.lost_ms = now_ms
-            elif now_ms - gateway.lost_ms > self._limits.gateway_grace_ms:
-                self._forget_gateway(gateway)
+        for gateway in self._members.gone_gateways(now_ms):
+            self._forget_gateway(gateway)
         for request in self._backlog.late(now_ms):
             self._end_late(request, now_ms)
-        served = {w.hello.digest for w in self._workers.values() if w.takes_rows}
-        for request in self._backlog.unserved(served, self._limits.no_replica_grace_ms, now_ms):
+        for request in self._backlog.unserved(
+            self._members.served(), self._limits.no_replica_grace_ms, now_ms
+        ):
             self._end(request, "no_replica", "no replica serves this model now", 10_000)
         for digest in self._backlog.digests:
             self._place(digest, now_ms)
-
-    def _forgive(self, now_ms: float) -> None:
-        """Time this process did not run is not its peers' silence: what they said then is still unread."""
-        absent_ms = now_ms - self._ticked_ms - HEARTBEAT_MS
-        self._ticked_ms = now_ms
-        if absent_ms <= 0:
-            return
-        for worker in self._workers.values():
-            worker.heard_ms = min(now_ms, worker.heard_ms + absent_ms)
-        for gateway in self._gateways.values():
-            gateway.heard_ms = min(now_ms, gateway.heard_ms + absent_ms)
-            if gateway.lost_ms is not None:
-                gateway.lost_ms += absent_ms
 
     def _forget_gateway(self, gateway: Gateway) -> None:
         """Also its connection, if it has one: a gateway that wakes up must greet and submit again."""
@@ -236,13 +210,12 @@ class Dispatcher:
         gateway.peer.abort("silent for too long")
         for request in gateway.rows.values():
             self._backlog.remove(request)
-        for worker in self._workers.values():
-            worker.peer.send(GatewayGone(gateway=gateway.incarnation))
+        self._members.tell_workers(GatewayGone(gateway=gateway.incarnation))
 
     # -- placing ------------------------------------------------------------------------------------------
 
     def _place(self, digest: str, now_ms: float) -> None:
-        holders = [w for w in self._workers.values() if w.hello.digest == digest and w.takes_rows]
+        holders = self._members.holders(digest)
         for klass in CLASSES if holders else ():
             queue = self._backlog.queue(digest, klass)
             while request := queue.head():

@@ -56,7 +56,7 @@ class Worker:
     prefixes: PrefixIndex
     paused_until_ms: float = 0.0  # it said that it is full
     report: Report | None = None
-    draining: bool = False  # it refused a row because it stops; it gets nothing more
+    draining: bool = False  # it said that it stops; it gets nothing more
     placed: dict[RowKey, Request] = field(default_factory=dict)
     pending_tokens: int = 0  # of prompts it computes for other workers
     _rows: int = 0
@@ -116,6 +116,7 @@ class Worker:
 
     def reported(self, report: Report, now_ms: float) -> None:
         self.report, self.heard_ms = report, now_ms
+        self.draining = self.draining or report.draining
         while self._unreported and self._unreported[0][0] <= report.runs:
             self._unreported_tokens -= self._unreported.popleft()[1]
         for row in report.prefilled:

@@ -26,6 +26,7 @@ class Request:
     worker: str = ""
     prefilled: bool = False
     sequence: int = 0
+    adopted_choices: int = 1  # of one without a submit, as its worker says
     cancel_reason: str = ""  # its gateway does not want it any more; the worker was told
 
     @property
@@ -35,7 +36,7 @@ class Request:
     @property
     def choices(self) -> int:
         """Rows it takes on a worker."""
-        return max(1, self.submit.n) if self.submit else 1
+        return max(1, self.submit.n) if self.submit else self.adopted_choices
 
 
 @dataclass(slots=True)

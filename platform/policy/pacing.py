@@ -36,7 +36,7 @@ class StepPacer:
         self.min_tokens = min_tokens
         self.max_tokens = max_tokens
         quarter = target_ms / 4
-        scale = StepCost(1, 32, 8 * min_tokens, 16_384, 8192 * min_tokens)
+        scale = StepCost(1, 4, 8 * min_tokens, 16_384, 8192 * min_tokens)
         guess = StepCost(
             quarter, quarter / 128, quarter / min_tokens, quarter / 65_536, quarter / min_tokens / 4096
         )

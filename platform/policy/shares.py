@@ -32,6 +32,7 @@ class VirtualTime(Generic[F]):
         self._weights: dict[F, float] = {}  # of active flows
         self._floor = 0  # no flow starts below it; never decreases
         self._furthest = 0
+        self._sweep_at = 2  # remembered flows
 
     def __len__(self) -> int:
         """Flows that are remembered."""
@@ -53,12 +54,12 @@ class VirtualTime(Generic[F]):
         """The flow has no more work. What it had beyond the others is remembered until they catch up."""
         if flow not in self._weights:
             return
-        self._floor = self._start()
+        if len(self._weights) == 1:  # the others' times no longer say where a new flow starts
+            self._floor = self._start()
         self._times[flow] = self.of(flow)
         del self._weights[flow]
-        for idle in [idle for idle, time in self._times.items() if time <= self._floor]:
-            if idle not in self._weights:
-                del self._times[idle]
+        if len(self._times) > self._sweep_at:
+            self._sweep()
 
     def charge(self, flow: F, cost_ms: float) -> None:
         """Machine time an active flow was given."""
@@ -83,20 +84,43 @@ class VirtualTime(Generic[F]):
         self._floor = 0
         return shift
 
+    def _sweep(self) -> None:
+        """Forgets idle flows that the others have caught up with."""
+        start = self._start()
+        self._times = {
+            flow: time for flow, time in self._times.items() if flow in self._weights or time > start
+        }
+        self._sweep_at = 2 * len(self._times)
+
     def _start(self) -> int:
         return max(self._floor, min(map(self.of, self._weights), default=0))
 
 
-def over_share(demands: Mapping[F, int], weights: Mapping[F, float], capacity: float) -> frozenset[F]:
+def over_share(
+    demands: Mapping[F, int], weights: Mapping[F, float], capacity: float, *, least: float = 0
+) -> frozenset[F]:
     """Flows that ask for more than their weight's part of `capacity` among the flows that ask for anything.
 
     `demands` are units wanted, held ones included (sequences running and waiting), so that one that ends
-    changes its own flow's standing at most, and that only at the line itself.
+    changes its own flow's standing at most, and that only at the line itself. `least`: a part is never
+    smaller, however many flows there are: who asks for one sequence asks for no more than its share.
     """
     total = sum(weights[flow] for flow, demand in demands.items() if demand > 0)
     return frozenset(
-        flow for flow, demand in demands.items() if demand > 0 and demand * total > capacity * weights[flow]
+        flow
+        for flow, demand in demands.items()
+        if demand > least and demand * total > capacity * weights[flow]
     )
+
+
+def equal_parts(
+    demands: Mapping[F, int], weights: Mapping[F, float], capacity: float, *, least: float = 0
+) -> dict[F, float]:
+    """Every flow's part of `capacity` by weight, of those that ask for anything."""
+    total = sum(weights[flow] for flow, demand in demands.items() if demand > 0)
+    return {
+        flow: max(capacity * weights[flow] / total, least) for flow, demand in demands.items() if demand > 0
+    }
 
 
 def water_filling(demands: Mapping[F, float], weights: Mapping[F, float], capacity: float) -> dict[F, float]:

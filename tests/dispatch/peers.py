@@ -46,6 +46,7 @@ def hello(
     max_rows: int = 32,
     max_tokens: int = 1_000,
     running: list[RowKey] | None = None,
+    choices: list[int] | None = None,
     serves: str = "both",
     labels: list[str] | None = None,
     kv_dtype: str = "float32",
@@ -63,6 +64,7 @@ def hello(
         if role == "worker"
         else None,
         running=running or [],
+        choices=choices or [],
         serves=serves,
         labels=labels or [],
         kv_dtype=kv_dtype,
@@ -96,6 +98,7 @@ def report(
     cached: list[bytes] | None = None,
     evicted: list[bytes] | None = None,
     cache_reset: bool = False,
+    draining: bool = False,
 ) -> Report:
     return Report(
         seq=seq,
@@ -114,4 +117,5 @@ def report(
         cached=cached or [],
         evicted=evicted or [],
         cache_reset=cache_reset,
+        draining=draining,
     )

@@ -201,3 +201,28 @@ def test_long_prompts_have_their_own_pool_while_it_has_room(scene: Scene) -> Non
     assert [run.submit.sid for run in short.of(Run)] == [1]
     scene.submit(3, prompt=LONG_PROMPT_TOKENS)
     assert [run.submit.sid for run in short.of(Run)] == [1, 3], "no prompt waits for a pool"
+
+
+def test_a_helper_that_drains_says_so_and_is_not_asked(scene: Scene) -> None:
+    worker, _ = big(scene, "w"), big(scene, "p", serves="prefill")
+    said(scene, "p", draining=True)
+    scene.submit(1, prompt=LONG)
+    assert helpers_of(worker) == [""]
+    assert scene.dispatcher.fleet_state(scene.now, 0).workers[0].state == "draining"
+    said(scene, "p")
+    said(scene, "w", prefilled=[RowKey("g", 1)])
+    scene.submit(2, prompt=LONG)
+    assert helpers_of(worker)[1:] == [""], "a drain is not taken back"
+
+
+def test_choices_of_rows_that_a_new_dispatcher_learns_of_are_rows(scene: Scene) -> None:
+    running = [RowKey("elsewhere", 1), RowKey("elsewhere", 2)]
+    worker = scene.worker(max_rows=6, running=running, choices=[3, 1])
+    scene.submit(1, n=3)
+    assert worker.of(Run) == []
+    scene.dispatcher.report("w", report(2, ended=running[:1]), scene.now)
+    assert len(worker.of(Run)) == 1
+    scene.submit(2, n=3)
+    assert len(worker.of(Run)) == 1, "one and three are there"
+    odd = hello("worker", "x", "x", running=running, choices=[3])
+    assert scene.dispatcher.worker_problem(odd, scene.now) is not None

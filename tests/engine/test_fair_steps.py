@@ -1,5 +1,7 @@
 """Step-level fairness: rows of a tenant beyond its share yield to the others, a step at a time."""
 
+import pytest
+
 from gpuworker.engine.plan import StepPlan
 from policy.pacing import StepPacer
 from tests.engine.scheduler_bench import Bench, counts
@@ -11,15 +13,18 @@ TARGET_MS = 40.0
 class TimedBench(Bench):
     """The clock moves by a step model."""
 
-    def __init__(self, *, blocks: int = 2000, max_rows: int = 64, host_blocks: int = 0) -> None:
+    def __init__(
+        self, *, blocks: int = 2000, max_rows: int = 64, host_blocks: int = 0, row_ms: float = ROW_MS
+    ) -> None:
         self.pacer = StepPacer(TARGET_MS)
+        self._row_ms = row_ms
         super().__init__(
             blocks=blocks, max_rows=max_rows, max_step_tokens=512, host_blocks=host_blocks, pacer=self.pacer
         )
 
     def step(self) -> StepPlan:
         plan = super().step()
-        took_ms = BASE_MS + ROW_MS * plan.decode_rows + TOKEN_MS * plan.prefill_tokens
+        took_ms = BASE_MS + self._row_ms * plan.decode_rows + TOKEN_MS * plan.prefill_tokens
         self.now_ms += took_ms
         if plan.rows:
             self.pacer.observe(plan.decode_rows, plan.prefill_tokens, plan.context_tokens, took_ms)
@@ -130,3 +135,67 @@ def test_fifty_waiting_of_one_tenant_and_one_of_another() -> None:
         bench.step()
         steps += 1
     assert steps <= 12
+
+
+def noisy(bench: TimedBench, tenant: str, first_sid: int, rows: int, weight: float = 1.0) -> None:
+    for sid in range(first_sid, first_sid + rows):
+        bench.submit(sid, 16, max_tokens=5000, tenant=tenant, weight=weight)
+
+
+def tokens_of(bench: Bench, first_sid: int, rows: int) -> int:
+    return sum(len(bench.outputs.get(sid, ())) for sid in range(first_sid, first_sid + rows))
+
+
+def test_a_second_noisy_tenant_does_not_wait_for_rows_of_the_first_to_end() -> None:
+    # Given a tenant that holds all the rows that the target allows, with outputs that never end
+    bench = TimedBench()
+    bench.learn()
+    noisy(bench, "first", 1000, 60)
+    for _ in range(100):
+        bench.step()
+    # When another comes that wants as much
+    begun_ms = bench.now_ms
+    noisy(bench, "second", 2000, 60)
+    while not tokens_of(bench, 2000, 60):
+        bench.step()
+    # Then it begins at once, and its part of the rows runs at every step; the first uses what is left
+    assert bench.now_ms - begun_ms <= 4 * TARGET_MS
+    for _ in range(100):
+        bench.step()
+    running = [sid for sid in range(2000, 2060) if sid in bench.outputs]
+    before = tokens_of(bench, 2000, 60)
+    for _ in range(400):
+        bench.step()
+    assert len(running) >= 4
+    assert tokens_of(bench, 2000, 60) - before >= 0.95 * 400 * len(running)
+
+
+def test_noisy_tenants_share_by_weight() -> None:
+    bench = TimedBench()
+    bench.learn()
+    noisy(bench, "one", 1000, 60)
+    noisy(bench, "three", 2000, 60, weight=3.0)
+    for _ in range(100):
+        bench.step()
+    before = [tokens_of(bench, first, 60) for first in (1000, 2000)]
+    for _ in range(600):
+        bench.step()
+    one, three = (tokens_of(bench, sid, 60) - had for sid, had in zip((1000, 2000), before, strict=True))
+    assert 2.7 <= three / one <= 3.3
+
+
+@pytest.mark.parametrize("newcomers", [1, 2, 8])
+def test_single_rows_of_many_tenants_never_wait_for_a_backlog(newcomers: int) -> None:
+    # Given a machine on which few rows meet the target, and a tenant that takes them all for long
+    bench = TimedBench(max_rows=8, row_ms=6.0)
+    for sid in range(20):
+        bench.submit(sid, 16, max_tokens=400, tenant="noisy")
+    for _ in range(100):
+        bench.step()
+    # When others ask for one row each
+    begun_ms = bench.now_ms
+    for sid in range(100, 100 + newcomers):
+        bench.submit(sid, 16, max_tokens=20, tenant=f"quiet {sid}")
+    while not all(sid in bench.outputs for sid in range(100, 100 + newcomers)):
+        bench.step()
+    assert bench.now_ms - begun_ms <= (3 + newcomers) * 2 * TARGET_MS

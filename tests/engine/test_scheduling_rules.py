@@ -45,18 +45,15 @@ def test_the_most_served_gives_way_for_the_growth_of_the_least_served() -> None:
 
 
 def test_a_row_that_the_step_holds_already_does_not_give_way() -> None:
-    # Given two tenants beyond their share, of which the one served more has the older rows, and a third
-    bench = Bench(blocks=22, max_rows=8)
-    tenants = ["more", "more", "more", "less", "less", "less", "small"]
-    for sid, tenant in enumerate(tenants):
-        bench.submit(sid, 30 - sid, max_tokens=70, tenant=tenant)
-        bench.step()
-    # When their growth fills the pool again and again
+    # Given rows of two tenants that were served alike, and one block left when both need one
+    bench = Bench(blocks=7)
+    first, second = (bench.submit(sid, 30, max_tokens=40, tenant=f"tenant {sid}") for sid in (1, 2))
+    # When the first has it, its tenant is ahead for the rest of the step
+    step_until_preemption(bench)
+    # Then the second gives way all the same
+    assert [row.preemptions for row in (first, second)] == [0, 1]
     bench.run_to_the_end()
-    # Then nobody lost a token of a step it was part of
-    assert bench.scheduler.preemptions > 0
-    for sid in range(7):
-        assert bench.outputs[sid] == [1000 * sid + at % (30 - sid) for at in range(70)]
+    assert bench.outputs == {sid: [1000 * sid + at % 30 for at in range(40)] for sid in (1, 2)}
 
 
 def test_a_held_row_gives_way_before_rows_that_run() -> None:

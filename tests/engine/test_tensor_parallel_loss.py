@@ -11,7 +11,9 @@ from typing import NoReturn
 import pytest
 
 from gpuworker.engine.plan import PlanRow, RowStart, SequenceKey, StepPlan
+from gpuworker.engine.tensor_parallel import group
 from gpuworker.engine.tensor_parallel.collectives import RankLost
+from gpuworker.engine.tensor_parallel.group import RankGroup
 from gpuworker.engine.tensor_parallel.runner import TensorParallelRunner
 from gpuworker.wire.messages import DEAD_MS, Sampling
 from tests.engine.processes import is_running
@@ -61,6 +63,22 @@ def replica(folder: Path) -> Iterator[Replica]:
     replica = Replica(folder)
     yield replica
     replica.runner.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_rank_that_never_loads_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    monkeypatch.setattr(group, "LOAD_S", 0.5)
+    ranks = RankGroup(2)
+    (pid,) = ranks.pids
+    os.kill(pid, how)
+    begun = time.monotonic()
+    with pytest.raises(RankLost, match=r"rank 1 .*(signal 9|not loaded after 0.5 s)"):
+        ranks.receive()
+    assert time.monotonic() - begun < 0.5 + DEAD_S
+    assert not is_running(pid)
+    ranks.close()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers.modeling_gguf_pytorch_utils
+import transformers
 from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from gpuworker.manifest import manifest_build
 from modelsvc.gguf_convert import bfloat16_bytes, gguf_convert, gguf_open
@@ -46,9 +47,9 @@ def gguf_by_transformers(path: Path) -> Any:
     with warnings.catch_warnings():
         # transformers wraps a read-only array of the file, which it only reads.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensors = HF.modeling_gguf_pytorch_utils.load_gguf_checkpoint(
-            str(path), return_tensors=True, model_to_load=model
-        )["tensors"]
+        load: Any = load_gguf_checkpoint  # untyped
+        loaded = load(str(path), return_tensors=True, model_to_load=model)
+    tensors = loaded["tensors"]
     model.load_state_dict({"lm_head.weight": tensors["model.embed_tokens.weight"], **tensors})
     return model
 

@@ -192,3 +192,14 @@ def test_the_chunk_is_bounded_when_prompts_cost_nothing() -> None:
 def test_a_target_of_nothing_is_refused(target_ms: float) -> None:
     with pytest.raises(ValueError, match="target_ms"):
         StepPacer(target_ms)
+
+
+@pytest.mark.parametrize(("rows", "row_ms"), [(4, 6.0), (8, 6.0), (30, 1.2)])
+def test_a_batch_that_never_changes_is_not_taken_for_a_fixed_cost(rows: int, row_ms: float) -> None:
+    # Given steps that say nothing of what a row costs, because all have as many
+    pacer = StepPacer(40)
+    for step in range(400):
+        pacer.observe(rows, 0, rows * (100 + step), 4 + row_ms * rows)
+    # Then what is left open is not all put on the base: that would leave no room for any row
+    assert pacer.row_limit(300) >= 2
+    assert pacer.predict_ms(rows, 0, rows * 500) == pytest.approx(4 + row_ms * rows, rel=0.1)

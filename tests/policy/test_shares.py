@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.shares import VirtualTime, over_share, water_filling
+from policy.shares import VirtualTime, equal_parts, over_share, water_filling
 
 QUANTUM_MS = 250.0
 quanta = st.lists(st.floats(0.5, QUANTUM_MS), min_size=20, max_size=200)
@@ -177,6 +177,25 @@ def test_over_share_is_asking_for_more_than_ones_part() -> None:
     assert over_share({"a": 3, "b": 2, "c": 5, "idle": 0}, weights, 10) == {"a"}
     assert over_share({"a": 3}, weights, 10) == frozenset()
     assert over_share({"a": 11}, weights, 10) == {"a"}
+
+
+def test_a_part_is_never_smaller_than_the_least() -> None:
+    wanted, weights = {"a": 1, "b": 2, "c": 30}, {"a": 1.0, "b": 1.0, "c": 2.0}
+    assert over_share(wanted, weights, 2) == {"a", "b", "c"}
+    assert over_share(wanted, weights, 2, least=1) == {"b", "c"}
+    assert equal_parts(wanted, weights, 2, least=1) == {"a": 1, "b": 1, "c": 1}
+
+
+@given(demands, weights, st.integers(1, 300), st.integers(0, 2))
+def test_over_share_is_a_demand_above_the_equal_part(
+    wanted: dict[str, int], weight: dict[str, float], capacity: int, least: int
+) -> None:
+    parts = equal_parts(wanted, weight, capacity, least=least)
+    over = over_share(wanted, weight, capacity, least=least)
+    assert parts.keys() == {flow for flow, demand in wanted.items() if demand}
+    for flow, part in parts.items():
+        assert flow in over or wanted[flow] <= part + 1e-6
+        assert flow not in over or wanted[flow] >= part - 1e-6
 
 
 @given(demands, weights, st.integers(1, 300), flows)

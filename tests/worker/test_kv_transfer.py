@@ -24,8 +24,10 @@ from gpuworker.wire.messages import (
     Heartbeat,
     Hello,
     KvBlocks,
+    Pause,
     Refusal,
     Refused,
+    Resume,
     RowKey,
     Submit,
     Welcome,
@@ -247,7 +249,10 @@ async def test_it_refuses_the_prompt(asking: Asking, end: PrefillEnd) -> None:
     assert await asking.got() is None
 
 
-async def test_it_dies_between_two_messages(asking: Asking, end: PrefillEnd) -> None:
+async def test_it_dies_between_two_messages(
+    asking: Asking, end: PrefillEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_client, "AVOID_S", 0.0)
     asking.fetch()
     request = await end.asked()
     end.send(KvBlocks(sid=request.sid, keys=[b"a"], blocks=[b"xyz"], more=True))
@@ -342,6 +347,54 @@ async def test_a_silent_one_is_given_up_and_one_that_beats_is_not(
     assert await asking.got() is None
 
 
+@pytest.mark.parametrize("how", ["silent", "too slow", "bad", "other weights"])
+async def test_one_that_failed_is_not_asked_for_a_while(
+    asking: Asking, end: PrefillEnd, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(prefill_client, "AVOID_S", 0.5)
+    monkeypatch.setattr(prefill_client, "MAX_WAIT_S", 0.2 if how == "too slow" else 30)
+    monkeypatch.setattr(prefill_client, "SILENCE_S", 0.1 if how == "silent" else 30)
+    end.digest = "other" if how == "other weights" else "d"
+    asking.fetch()
+    if how != "other weights":
+        request = await end.asked()
+    if how == "bad":
+        reply(end, result(7), request)
+    elif how == "silent":
+        await asyncio.sleep(0.15)
+        asking.client.tick()
+    assert await asking.got() is None
+    asking.back.clear()
+    connections, submits = len(end.connections), len(end.submits)
+    asking.fetch()
+    assert len(asking.back) == 1, "at once"
+    assert (len(end.connections), len(end.submits)) == (connections, submits)
+    asking.back.clear()
+    await asyncio.sleep(0.6)
+    end.digest = "d"
+    asking.fetch()
+    reply(end, result(6), await end.asked(submits + 1))
+    assert await asking.got() == result(6)
+
+
+async def test_a_request_in_a_hurry_says_nothing_about_the_other_worker(
+    asking: Asking, end: PrefillEnd
+) -> None:
+    asking.fetch(deadline_ms=200)
+    await end.asked()
+    assert await asking.got() is None
+    asking.back.clear()
+    asking.fetch()
+    reply(end, result(6), await end.asked(2))
+    assert await asking.got() == result(6)
+
+
+async def test_an_address_that_cannot_be(asking: Asking) -> None:
+    asking.address = "tcp://127.0.0.1:99999"
+    asking.fetch()
+    assert await asking.got() is None
+
+
 async def test_closing_hands_nothing_back(asking: Asking, end: PrefillEnd) -> None:
     asking.fetch()
     await end.asked()
@@ -410,4 +463,24 @@ async def test_an_answer_that_finds_no_room_is_not_needed(stage: Stage, asking: 
     await gateway.until_ended(1, 2)
     assert (gateway.text(1), gateway.text(2)) == ("n" * 120, ("0123456789abcde" * 2)[:20])
     await stage.dispatcher.until_idle()
+    await end.stop()
+
+
+async def test_a_row_that_is_paused_meanwhile_stays_so(stage: Stage, asking: Asking) -> None:
+    await stage.start()
+    gateway = await stage.gateway()
+    end = await PrefillEnd(asking.address, stage.digest).start()
+    prompt = "0123456789abcde" * 50
+    run = gateway.run(1, prompt, digest=stage.digest, max_tokens=20)
+    stage.dispatcher.send(replace(run, prefill_from=end.address))
+    request = await end.asked()
+    gateway.send(Pause(sid=1))
+    stage.run(gateway, 2, "says that the pause was heard", max_tokens=3)
+    await gateway.until_ended(2)
+    reply(end, PrefillResult(keys_of(prompt, stage.digest), kv_of(prompt), 0), request)
+    await asyncio.sleep(0.3)
+    assert gateway.text(1) == ""
+    gateway.send(Resume(sid=1))
+    await gateway.until_ended(1)
+    assert gateway.text(1) == "0123456789abcde01234"
     await end.stop()

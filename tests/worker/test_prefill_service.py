@@ -1,6 +1,7 @@
 """A prefill worker's answers are large: they wait for their reader, and for nobody who is gone."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpuworker.wire.messages import (
     Hello,
     KvBlocks,
     Refused,
+    Sampling,
     Submit,
     Welcome,
 )
@@ -258,3 +260,47 @@ async def test_a_worker_that_says_nothing_is_given_up(
     await asyncio.sleep(0.3)
     serving.service.tick()
     await asker.until(lambda: asker.closed)
+
+
+def _blocks_in_memory() -> int:
+    gc.collect()
+    return sum(
+        type(each) is PrefillResult and len(each.blocks) == len(PROMPT) // 16 for each in gc.get_objects()
+    )
+
+
+async def test_an_answer_that_was_sent_is_not_kept(serving: Serving) -> None:
+    asker = await serving.asker("a")
+    asker.ask(1)
+    await asker.until(lambda: asker.got)
+    await serving.until_idle()
+    asker.got.clear()
+    asker._assemblies.clear()
+    serving.steps.steps.clear()
+    await asyncio.sleep(0.05)
+    assert _blocks_in_memory() == 0, "28 MiB of it, until the next one comes"
+
+
+async def test_what_the_output_shall_be_like_is_no_reason_to_fail(serving: Serving) -> None:
+    asker = await serving.asker("a")
+    asker.ask(1, sampling=Sampling(prompt_logprobs=3, top_p=7.0), n=5, stop_ids=[99_999], max_tokens=-1)
+    await asker.until(lambda: asker.got or asker.refused)
+    assert 1 in asker.got
+    assert not any(step.output.gateways for step in serving.steps.steps), "nobody there reads logprobs"
+
+
+async def test_prompts_given_up_are_refused_at_once(serving: Serving) -> None:
+    asker = await serving.asker("a")
+    asker.ask(1)
+    await asker.until(lambda: asker.got)
+    asker.read(False)
+    asker.ask(2, "2" + PROMPT)
+    for sid in range(3, 6):
+        asker.ask(sid, f"{sid}" + PROMPT * 3)
+    await serving.steps.until(lambda: serving.service.rows == 4 and len(serving.steps.steps) > 3)
+    serving.service.give_up("the worker stops")
+    assert serving.service.rows == 0
+    asker.read(True)
+    await asker.until(lambda: len(asker.refused) == 4)
+    assert set(asker.refused.values()) == {"draining"}
+    await serving.until_idle()

@@ -10,12 +10,14 @@ from gpuworker.wire.messages import (
     Grammar,
     Heartbeat,
     Refusal,
+    Refused,
     Sampling,
     Welcome,
     pack_ids,
 )
 from tests.worker.conftest import Stage
 from tests.worker.peers import usage_collect
+from tests.worker.support import submit_make
 
 
 @pytest.mark.parametrize(
@@ -176,3 +178,18 @@ async def test_roles_need_the_prefix_cache(stage: Stage, role: str) -> None:
     await stage.worker.start("--role", role, "--prefix-cache", "off")
     assert await stage.worker.exit_status() == 2
     assert "need the prefix cache" in stage.worker.log[-1]
+
+
+async def test_only_workers_are_given_kv_and_only_by_those_who_compute_for_others(stage: Stage) -> None:
+    await stage.start("--role", "decode")
+    gateway = await stage.gateway()
+    gateway.send(submit_make(1, "another tenant's prompt", digest=stage.digest))
+    await gateway.until(lambda: gateway.closed)
+    worker = stage.absent_gateway()
+    await worker.connect(role="worker")
+    worker.send(submit_make(1, "a prompt", digest=stage.digest))
+    await worker.until(lambda: len(worker.answers) == 2)
+    refused = worker.answers[1]
+    assert isinstance(refused, Refused)
+    assert refused.code == "misrouted"
+    await stage.dispatcher.until_idle()

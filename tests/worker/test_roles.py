@@ -184,3 +184,17 @@ async def test_many_at_once_and_none_is_left_behind(fleet: Fleet) -> None:
         text, end = await fleet.result(sid)
         assert (text, end.reason) == (prompt[:30], "length")
     await fleet.until_idle()
+
+
+async def test_a_prefill_worker_that_drains_says_so_and_leaves_nobody_waiting(fleet: Fleet) -> None:
+    await fleet.worker_start("d", "decode")
+    prefill = await fleet.worker_start("p", "prefill", "--drain-s", "0.5", *STEPS, "2500")
+    await fleet.submit(1, LONG, max_tokens=3)
+    await busy(fleet, "p")
+    prefill.signal(signal.SIGTERM)
+    await fleet.until(lambda: (view := fleet.view("p")) is not None and view.state == "draining")
+    begun = asyncio.get_running_loop().time()
+    assert (await fleet.result(1))[0] == LONG[:3]
+    assert asyncio.get_running_loop().time() - begun < 2, "computed here when the drain was over"
+    assert await prefill.exit_status() == 0
+    await fleet.until_idle("d")

@@ -22,6 +22,7 @@ from gpuworker.engine.tensor_parallel.messages import Answer, Command, answer_re
 
 PULSE_S = 0.1
 SILENT_PULSES = 10  # then it is frozen; of the fleet's 1.5 s half a second is left to end the replica
+LOAD_S = 1800.0  # of the slowest disk; a rank without a pulse after it never loads
 LAST_WORDS_BYTES = 4096
 LEAVE_S = 2.0  # from the end of commands until a rank is killed
 VERDICT_S = 2.0  # from a broken connection until the watcher knows whose end broke it
@@ -37,7 +38,8 @@ class _Rank:
     control: Connection
     pulse: socket.socket
     last_words: str = ""
-    silent_pulses: int | None = None  # None before the first pulse: it loads
+    silent_pulses: int = 0
+    is_loaded: bool = False  # then it has a pulse
 
     def __str__(self) -> str:
         return f"tensor-parallel rank {self.rank} (pid {self.process.pid})"
@@ -134,16 +136,15 @@ class RankGroup:
             if time.monotonic() >= tick:
                 # Counted in own rounds: a pause of the whole machine is one round, not a silence.
                 tick = time.monotonic() + PULSE_S
-                ended += [rank for rank in self._ranks if _is_silent(rank)]
+                for rank in self._ranks:
+                    rank.silent_pulses += 1
+                ended += filter(_is_silent, self._ranks)
             if ended:
                 self._lose(ended[0])
                 return
 
     def _lose(self, rank: _Rank) -> None:
-        if rank.silent_pulses is not None and rank.silent_pulses >= SILENT_PULSES:
-            cause = f"gave no sign of life for {SILENT_PULSES * PULSE_S:g} s"
-        else:
-            cause = _cause_of_death(rank)
+        cause = _cause_of_silence(rank) if _is_silent(rank) else _cause_of_death(rank)
         self._kill()
         lost = RankLost(f"{rank} {cause}")
         logger.error("%s", lost)
@@ -182,17 +183,19 @@ def _hear(rank: _Rank) -> bool:
         return False
     if not packet:
         return False
-    rank.silent_pulses = 0
+    rank.silent_pulses, rank.is_loaded = 0, True
     rank.last_words = packet[1:].decode(errors="replace")
     return True
 
 
 def _is_silent(rank: _Rank) -> bool:
-    """Once for each round of the watcher."""
-    if rank.silent_pulses is None:
-        return False
-    rank.silent_pulses += 1
-    return rank.silent_pulses >= SILENT_PULSES
+    return rank.silent_pulses >= (SILENT_PULSES if rank.is_loaded else LOAD_S / PULSE_S)
+
+
+def _cause_of_silence(rank: _Rank) -> str:
+    if rank.is_loaded:
+        return f"gave no sign of life for {SILENT_PULSES * PULSE_S:g} s"
+    return f"has not loaded after {LOAD_S:g} s"
 
 
 def _cause_of_death(rank: _Rank) -> str:

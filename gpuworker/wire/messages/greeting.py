@@ -25,6 +25,7 @@ class Hello(Message, frozen=True):
     digest: str = ""  # worker: digest of the weights it loaded
     capacity: Capacity | None = None  # worker
     running: list[RowKey] = []  # worker: rows it still runs, after the dispatcher was lost
+    choices: list[int] = []  # worker: rows that each of `running` takes; empty: one each
     serves: str = "both"  # worker: both | prefill | decode
     labels: list[str] = []  # worker: pools it belongs to, for the router: long_prompt
     kv_dtype: str = ""  # worker: numbers of its KV, see policy.prefix; "" when it keeps no prefixes

@@ -80,6 +80,7 @@ class Report(Message, frozen=True):
     swaps: int = 0  # since start: rows whose KV went to host memory and came back
     paused: int = 0  # rows that keep their KV and get no tokens
     preemptions_per_min: float = 0.0  # over the last minute
+    draining: bool = False  # it takes nothing more, neither rows nor prompts of other workers
 
 
 class Refused(Message, frozen=True):

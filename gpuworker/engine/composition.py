@@ -1,0 +1,123 @@
+"""One step while it is put together: which rows it holds, and what it has left for others. No torch here.
+
+A row that is added never gives way in the same step: its blocks are its own until the step was taken in.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from heapq import heapify, heappop, heappush
+
+from gpuworker.engine.batch import Batch
+from gpuworker.engine.budget import StepBudget
+from gpuworker.engine.flows import Flows
+from gpuworker.engine.kv_manager import KVManager
+from gpuworker.engine.plan import PlanRow, RowStart, SequenceKey
+from gpuworker.engine.sequence import BATCH, Flow, Sequence, Status
+
+
+class StepComposition:
+    def __init__(self, kv: KVManager, flows: Flows, batch: Batch, budget: StepBudget, now_ms: float) -> None:
+        self.rows: list[PlanRow] = []
+        self.starts: dict[SequenceKey, RowStart] = {}
+        self.paused = 0  # decodes that are left out
+        self._kv = kv
+        self._flows = flows
+        self._batch = batch
+        self._budget = budget
+        self._now_ms = now_ms
+        batch.planned = set()
+
+    def add_decodes(self, rows: Iterable[Sequence]) -> None:
+        """All of them, the least served flow's first: so the victims of a preemption come last."""
+        for sequence in sorted(rows, key=lambda row: self._flows.time(row.flow)):
+            self._add_decode(sequence)
+
+    def add_yielding(self, rows: Iterable[Sequence]) -> None:
+        """Decodes of over-share flows while they fit: the least served flow's first, batch last, of one flow
+        those that waited longest."""
+        budget, time = self._budget, self._flows.time
+        key = lambda row: (row.flow.klass == BATCH, time(row.flow), row.last_run_ms)  # noqa: E731
+        for sequence in sorted(rows, key=key):
+            if not self.rows or budget.has_room_for(sequence) or budget.take_overdue(sequence):
+                self._add_decode(sequence)
+            else:
+                self.paused += sequence.status is Status.RUNNING
+
+    def add_prompts(self, flows: Collection[Flow], row_limit: int, *, admitting: bool = True) -> bool:
+        """Chunks and admissions, one at a time, each for the flow whose turn it is. A flow may enter while it
+        runs less than its part, or there is room below `row_limit`; rows that yield to these flows do not
+        count there. The first row for which time or blocks do not suffice ends admissions, so that it is not
+        overtaken for ever by smaller ones: then False."""
+        chunks: dict[Flow, deque[Sequence]] = {}
+        competing = 0
+        for row in self._batch.active:
+            competing += row.flow in flows or row.flow not in self._batch.shares.over
+            if row.remaining > 1 and row.flow in flows:
+                chunks.setdefault(row.flow, deque()).append(row)
+        turns = [self._flows.turn(flow) for flow in (flows if admitting else chunks)]
+        heapify(turns)
+        while turns:
+            flow = heappop(turns).flow
+            if begun := chunks.get(flow):
+                self._add_chunk(begun.popleft())
+            elif not admitting or (head := self._next_of(flow, has_room=competing < row_limit)) is None:
+                continue
+            elif self._admit(head):
+                competing += 1
+            else:
+                admitting = False
+                turns = [turn for turn in turns if turn.flow in chunks]
+                heapify(turns)
+                continue
+            heappush(turns, self._flows.turn(flow))
+        return admitting
+
+    def _next_of(self, flow: Flow, *, has_room: bool) -> Sequence | None:
+        return self._flows.head(flow) if has_room or self._batch.is_entitled(flow) else None
+
+    def _admit(self, sequence: Sequence) -> bool:
+        if self._budget.prefill_tokens(sequence) <= 0 or not self._batch.enter(sequence, self._now_ms):
+            return False
+        self.starts[sequence.key] = sequence.row_start()
+        # After a prefix hit its next token may cost more than is left. It computes one all the same: a row
+        # with a slot that is not part of the step could give way before its KV is there.
+        self._add_chunk(sequence, least=1)
+        return True
+
+    def _add_decode(self, sequence: Sequence) -> None:
+        if sequence.status is Status.RUNNING and self._batch.grow(sequence, 1):
+            self._add_row(sequence, 1)
+            self._budget.spend_decode(sequence)
+            self._flows.charge(sequence.flow, self._budget.decode_ms(sequence))
+            sequence.charged = len(sequence.token_ids)
+
+    def _add_chunk(self, sequence: Sequence, *, least: int = 0) -> None:
+        budget = self._budget
+        count = min(max(budget.prefill_tokens(sequence), least), sequence.remaining)
+        if count <= 0 or sequence.status is not Status.RUNNING or not self._batch.grow(sequence, count):
+            return
+        start, end = sequence.num_computed, sequence.num_computed + count
+        self._add_row(sequence, count)
+        budget.spend_chunk(start, count)
+        if end > sequence.charged:  # what a preemption makes anew is charged to nobody
+            fresh = max(start, sequence.charged)
+            self._flows.charge(sequence.flow, budget.chunk_ms(fresh, end - fresh))
+            sequence.charged = end
+
+    def _add_row(self, sequence: Sequence, count: int) -> None:
+        start = sequence.num_computed
+        offset = min(self._kv.extend(sequence, count), sequence.table_told)
+        sequence.table_told = len(sequence.block_table)
+        self.rows.append(
+            PlanRow(
+                sequence.key,
+                sequence.slot,
+                start,
+                sequence.token_ids[start : start + count],
+                offset,
+                sequence.block_table[offset:],
+                start + count == len(sequence.token_ids) and sequence.max_tokens > 0,
+            )
+        )
+        self._batch.planned.add(sequence.key)
+        sequence.last_run_ms = self._now_ms
