@@ -78,7 +78,7 @@ class PrefillClient:
         self._on_ready = on_ready
         self._peers: dict[str, _Peer] = {}
         self._fetches: dict[RowKey, _Fetch] = {}
-        self._avoided: dict[str, float] = {}  # addresses that failed lately -> until when, on the loop's clock
+        self._avoided: dict[str, float] = {}  # addresses that failed, until when on the loop's clock
         self._last_number = 0
         self._held_bytes = 0
 

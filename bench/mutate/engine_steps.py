@@ -115,7 +115,12 @@ STEP_MUTATIONS = [
         "over_share(sharing, weights, capacity, least=1) if len(sharing) > 1 else frozenset()",
         "frozenset[Flow]()",
     ),
-    Mutation("batch does not yield", FLOWS, " | (demands.keys() - sharing.keys())", ""),
+    Mutation(
+        "batch does not yield",
+        FLOWS,
+        "Shares((over | batch) - self._catching_up, parts)",
+        "Shares(over - self._catching_up, parts)",
+    ),
     Mutation("lone flow yields", FLOWS, "least=1) if len(sharing) > 1 else frozenset()", "least=1)"),
     Mutation(
         "one row is too much",
@@ -125,6 +130,12 @@ STEP_MUTATIONS = [
     ),
     Mutation("a part is nothing", BATCH, "< self.shares.parts.get(flow, 0)", "< 0"),
     Mutation("excess stays", BATCH, "if stays[row.flow] > parts.get(row.flow, 0) + 1:", "if False:"),
+    Mutation(
+        "batch waits for ever",
+        FLOWS,
+        "flow for flow in batch if self._is_starved",
+        "flow for flow in batch if not self._is_starved",
+    ),
     Mutation("yields for ever", FLOWS, "return behind_us > ", "return False and behind_us > "),
     Mutation("most served flow first", FLOWS, "self._time.of(flow), flow)", "-self._time.of(flow), flow)"),
     Mutation(
@@ -137,7 +148,7 @@ STEP_MUTATIONS = [
     Mutation(
         "weights ignored",
         FLOWS,
-        "self._time.activate(flow, sequence.weight)",
+        "self._time.activate(flow, self._weights[flow])",
         "self._time.activate(flow, 1.0)",
     ),
     Mutation(

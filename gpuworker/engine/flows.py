@@ -1,7 +1,8 @@
 """Waiting rows by flow, and whose turn it is: a flow is one tenant's rows of one class.
 
 Machine time decides: the flow that has had least is next (virtual time counters, `policy.shares`). A flow
-that asks for more rows than its equal share is over-share: its rows yield to all others. So does batch.
+that asks for more rows than its equal share is over-share: its rows yield to all others. So does batch. Who
+has yielded for too long has its turn all the same.
 """
 
 from collections import Counter, OrderedDict
@@ -12,14 +13,15 @@ from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.sequence import BATCH, Flow, Sequence
 from policy.shares import VirtualTime, equal_parts, over_share
 
-MAX_BEHIND_US = 1_000_000  # an over-share flow yields until all others had so much more machine time
+MAX_BEHIND_US = 1_000_000  # a flow yields until all others had so much more machine time
+BATCH_WEIGHT = 0.1  # of an interactive flow's: what batch gets when it has to be given something
 
 
 class Turn(NamedTuple):
-    """The smallest is next: batch is last; streams that were interrupted go on before others begin; then the
+    """The smallest is next: batch is last while it yields; streams that were interrupted go on before others begin; then the
     least served."""
 
-    is_batch: bool
+    is_last: bool
     begins: bool
     time_us: int
     flow: Flow
@@ -47,8 +49,8 @@ class Flows:
 
     def enter(self, sequence: Sequence) -> None:
         flow = sequence.flow
-        self._weights[flow] = sequence.weight
-        self._time.activate(flow, sequence.weight)
+        self._weights[flow] = sequence.weight * (BATCH_WEIGHT if flow.klass == BATCH else 1)
+        self._time.activate(flow, self._weights[flow])
         self._rows[flow] += 1
         self._put(sequence)
 
@@ -95,7 +97,7 @@ class Flows:
 
     def shares(self, capacity: int) -> Shares:
         """When `capacity` rows can run at the target latency. A lone flow yields to nobody: pausing it would
-        only cost it time. Nor does one yield that has yielded too long. Batch has a part only when alone."""
+        only cost it time. Nor does one yield that has yielded too long. Batch has a part only then, or alone."""
         held = self._held
         demands = {flow: rows - held[flow] for flow, rows in self._rows.items() if rows > held[flow]}
         interactive = {flow: demand for flow, demand in demands.items() if flow.klass != BATCH}
@@ -103,12 +105,14 @@ class Flows:
         weights = {flow: self._weights[flow] for flow in sharing}
         parts = equal_parts(sharing, weights, capacity, least=1)
         over = over_share(sharing, weights, capacity, least=1) if len(sharing) > 1 else frozenset()
-        self._catching_up = {flow for flow in over if self._is_starved(flow, sharing.keys() - over)}
-        return Shares(over - self._catching_up | (demands.keys() - sharing.keys()), parts)
+        batch = demands.keys() - sharing.keys()
+        within = sharing.keys() - over
+        self._catching_up = {flow for flow in over if within and self._is_starved(flow, within)}
+        self._catching_up |= {flow for flow in batch if self._is_starved(flow, within or sharing.keys())}
+        parts |= dict.fromkeys(self._catching_up & batch, 1)
+        return Shares((over | batch) - self._catching_up, parts)
 
     def _is_starved(self, flow: Flow, others: Collection[Flow]) -> bool:
-        if not others:
-            return False
         behind_us = min(map(self.time, others)) - self.time(flow)
         return behind_us > (0 if flow in self._catching_up else MAX_BEHIND_US)
 
@@ -116,7 +120,8 @@ class Flows:
         """When it is this flow's turn. Changes with what it is charged and with its head."""
         head = self.head(flow)
         begins = head is None or not head.preemptions
-        return Turn(flow.klass == BATCH, begins, self._time.of(flow), flow)
+        is_last = flow.klass == BATCH and flow not in self._catching_up
+        return Turn(is_last, begins, self._time.of(flow), flow)
 
     def keys(self) -> KeysView[Flow]:
         """Flows with rows that have not ended."""
