@@ -1,6 +1,7 @@
 """Command line of a worker process."""
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def options_parse(arguments: Sequence[str]) -> Options:
         default="both",
         help="prefill: run no requests, compute long prompts for other workers; decode: for none",
     )
-    add("--label", action="append", default=[], metavar="POOL", help="long_prompt; may be repeated")
+    add("--label", action="append", default=[], choices=("long_prompt",), help="may be repeated")
     values = vars(parser.parse_args(arguments))
     values["labels"] = tuple(values.pop("label"))
     values["has_prefix_cache"] = values.pop("prefix_cache") == "on"
@@ -101,6 +102,6 @@ def _target(text: str) -> float | None:
     if text == "off":
         return None
     value = float(text)
-    if value <= 0:
+    if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be positive or off, not {text}")
     return value

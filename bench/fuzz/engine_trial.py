@@ -232,7 +232,10 @@ class Trial:
         if shown.reason in SILENT:
             assert text.startswith(shown.text), (key, shown, text)
             return
-        assert shown.text == text, (key, shown, text)
+        if shown.reason != "stop":  # what a cut left of a character is not shown
+            assert shown.text.rstrip("\ufffd") == text.rstrip("\ufffd"), (key, shown, text)
+        else:
+            assert shown.text == text, (key, shown, text)
         if submit.grammar is not None and shown.reason == "stop" and not submit.stop and not submit.stop_ids:
             alone = msgspec.structs.replace(submit, echo=False)
             _, own = expected_text(self._model.tokenizer, self._model.eos_ids, prompt, ids, alone)

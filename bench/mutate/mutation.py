@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +57,7 @@ def suite_run(suite: Suite) -> int:
             return 1
         table = Table("mutation", "killed by", "seconds", title=f"mutate {suite.name}")
         survivors = 0
-        for mutation in suite.mutations:
+        for mutation in track(suite.mutations, description="breaking", console=Console(stderr=True)):
             begun = time.monotonic()
             killer = _mutated_run(copy, mutation, suite.tests)
             survivors += not killer

@@ -9,7 +9,9 @@ from gpuworker.backends.base import BackendError
 from gpuworker.backends.model_folder import eos_ids_load, tokenizer_check
 from gpuworker.engine.block_pool import BLOCK_SIZE
 from gpuworker.engine.engine import CacheOptions, Engine
+from gpuworker.engine.grammar import GrammarError
 from gpuworker.engine.isolation import RunnerLost
+from gpuworker.engine.kv_cache import KVTooLarge
 from gpuworker.engine.loader import BadWeights
 from gpuworker.engine.model_runner import ModelRunner
 from gpuworker.engine.tensor_parallel.runner import TensorParallelRunner
@@ -49,18 +51,21 @@ def engine_build(
             dtype=dtype,
             threads=threads,
         )
-    except (UnsupportedModel, BadWeights, RunnerLost) as error:
+    except (UnsupportedModel, BadWeights, KVTooLarge, RunnerLost) as error:
         raise BackendError(f"{folder}: {error}") from error
-    engine = Engine(
-        runner,
-        folder / "tokenizer.json",
-        blocks=blocks,
-        max_rows=max_rows,
-        max_context_tokens=max_context_tokens,
-        pacer=pacer,
-        eos_ids=eos_ids,
-        cache=dataclasses.replace(cache, digest=manifest.digest, kv_dtype=str(runner.dtype)),
-    )
+    try:
+        engine = Engine(
+            runner,
+            folder / "tokenizer.json",
+            blocks=blocks,
+            max_rows=max_rows,
+            max_context_tokens=max_context_tokens,
+            pacer=pacer,
+            eos_ids=eos_ids,
+            cache=dataclasses.replace(cache, digest=manifest.digest, kv_dtype=str(runner.dtype)),
+        )
+    except GrammarError as error:
+        raise BackendError(f"{folder / 'tokenizer.json'}: {error}") from error
     if isinstance(runner, TensorParallelRunner):
         runner.on_lost(engine.fail)
     return engine

@@ -39,7 +39,8 @@ class Batch:
         if sequence.started_ms is None:
             sequence.started_ms = now_ms
             found = min(sequence.num_computed, sequence.prompt_len)
-            sequence.cached_tokens = max(found - sequence.computed_elsewhere, 0)
+            elsewhere = sequence.computed_elsewhere
+            sequence.cached_tokens = found - max(min(found, elsewhere.stop) - elsewhere.start, 0)
         self.rows.append(sequence)
         return True
 

@@ -138,11 +138,13 @@ class Detokenizer:
         text = self._decoder.push(token)
         return self._matcher.feed(text) if may_stop else self._matcher.flush() + text
 
-    def flush(self) -> str:
-        """At the end of the row: everything held back, unless a stop string matched."""
+    def flush(self, *, is_cut: bool = False) -> str:
+        """At the end of the row: everything held back, unless a stop string matched. `is_cut`: the model had
+        not ended, so the bytes of an unfinished character stand for nothing and are left out."""
         if self.stopped:
             return ""
-        return self._matcher.feed(self._decoder.flush()) + self._matcher.flush()
+        held = self._decoder.flush()
+        return self._matcher.feed(held.rstrip(REPLACEMENT) if is_cut else held) + self._matcher.flush()
 
 
 def _common_length(first: str, second: str) -> int:

@@ -18,8 +18,8 @@ BATCH_WEIGHT = 0.1  # of an interactive flow's: what batch gets when it has to b
 
 
 class Turn(NamedTuple):
-    """The smallest is next: batch is last while it yields; streams that were interrupted go on before others begin; then the
-    least served."""
+    """The smallest is next: batch is last while it yields; streams that were interrupted go on before others
+    begin; then the least served."""
 
     is_last: bool
     begins: bool
@@ -97,7 +97,7 @@ class Flows:
 
     def shares(self, capacity: int) -> Shares:
         """When `capacity` rows can run at the target latency. A lone flow yields to nobody: pausing it would
-        only cost it time. Nor does one yield that has yielded too long. Batch has a part only then, or alone."""
+        only cost it time. Nor does one that has yielded too long; only then, or alone, batch has a part."""
         held = self._held
         demands = {flow: rows - held[flow] for flow, rows in self._rows.items() if rows > held[flow]}
         interactive = {flow: demand for flow, demand in demands.items() if flow.klass != BATCH}

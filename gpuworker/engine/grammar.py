@@ -34,7 +34,10 @@ class _Vocabulary:
         known = max(spelled.values()) + 1
         common = min(known, vocab_size)
         ends = sorted(token for token in eos_ids if token < common)
-        self.tokenizer = LLTokenizer(text, n_vocab=max(known, vocab_size), eos_token=ends or None)
+        try:
+            self.tokenizer = LLTokenizer(text, n_vocab=max(known, vocab_size), eos_token=ends or None)
+        except (ValueError, RuntimeError) as error:
+            raise GrammarError(f"no grammar can be followed with this tokenizer: {error}") from error
         self.mask_bytes = (vocab_size + 7) // 8
         self.ids = (1 << common) - 1  # as a mask: neither padding nor beyond the model
         for guessed in set(self.tokenizer.eos_tokens).difference(ends):
@@ -112,6 +115,7 @@ class GrammarCompiler:
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
+        """Raises GrammarError when the tokenizer is of a kind that the library does not know."""
         self._vocabulary = _Vocabulary(tokenizer_path, vocab_size, eos_ids)
         self._timeout_s = timeout_s
         self._changed = threading.Condition()

@@ -90,6 +90,8 @@ def _json_source(schema: dict[str, Any]) -> str:
 
 
 def _expression_source(expression: str) -> str:
+    if (len(expression) - len(expression.rstrip("\\"))) % 2:
+        raise GrammarError("the expression ends in a backslash that escapes nothing")
     return f"{HEAD}start: /{regex_to_lark(expression, ASCII_CLASSES)}/"
 
 

@@ -102,7 +102,7 @@ class Sequence:
         self.chain = [chain_root]  # then the key of each full block, as far as somebody asked
         self.published = 0  # full blocks of the table that were offered to the prefix cache
         self.cached_tokens = 0  # of the prompt, found in the prefix cache when it first ran
-        self.computed_elsewhere = 0  # prompt tokens that another replica computed for this request
+        self.computed_elsewhere = range(0)  # prompt positions that another replica computed for this request
         self.charged = 0  # ids whose first computation was charged to the flow
         self.prompt_reported = 1  # prompt positions before this one had their logprobs reported
         self.preemptions = 0

@@ -87,7 +87,7 @@ class TextStage:
         if detokenizer is None:
             return ""
         unseen = "" if sequence.output_len else detokenizer.prompt_text
-        return unseen + detokenizer.flush()
+        return unseen + detokenizer.flush(is_cut=sequence.reason != "stop")
 
     def _follow(self, sequence: Sequence, token: int) -> str:
         state = self._grammars.get(sequence.key)

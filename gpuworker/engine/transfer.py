@@ -57,5 +57,5 @@ def blocks_import(kv: KVManager, runner: Runner, sequence: Sequence, prefilled: 
         tokens = sequence.token_ids[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE]
         kv.pool.publish(block, keys[at], tokens, sequence.flow.tenant, at)
     kv.pool.release(here + blocks)
-    found_there = min(prefilled.cached_tokens, usable * BLOCK_SIZE)
-    sequence.computed_elsewhere = max(usable * BLOCK_SIZE - max(found_there, held * BLOCK_SIZE), 0)
+    cached = max(min(prefilled.cached_tokens, usable * BLOCK_SIZE), held * BLOCK_SIZE)
+    sequence.computed_elsewhere = range(cached, usable * BLOCK_SIZE)

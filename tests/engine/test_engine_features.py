@@ -142,6 +142,18 @@ def test_echo_begins_with_the_prompt_and_may_be_all(make: Make) -> None:
         assert end.prompt_tokens > 0
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6])
+def test_a_character_that_is_cut_is_not_shown(make: Make, max_tokens: int) -> None:
+    engine = make()
+    engine.submit(key(1), submit_make(1, "😀a", max_tokens=max_tokens), 0)
+    engine.submit(key(2), submit_make(2, [*"é".encode()[:1], EOS], max_tokens=max_tokens + 1), 0)
+    outputs = run(engine)
+    whole = "😀a😀a".encode()[:max_tokens].decode(errors="ignore")
+    assert text_of(outputs, key(1)) == whole
+    # What the model ended with is its own
+    assert text_of(outputs, key(2)) == "\ufffd"
+
+
 def test_min_tokens_keeps_end_tokens_and_stop_strings_away(make: Make) -> None:
     engine = make(PagedEchoRunner(vocab_size=257))
     late = Sampling(temperature=0.0, min_tokens=5)

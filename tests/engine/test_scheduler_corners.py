@@ -1,5 +1,7 @@
 """Corners of the scheduler where a row would be lost, charged twice, or waited for without end."""
 
+import pytest
+
 from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.preemption import Recovery
 from gpuworker.engine.sequence import Flow
@@ -214,3 +216,38 @@ def test_batch_gives_way_before_interactive_rows_that_were_served_more() -> None
     assert counts(bench.step())[20] == 70
     # Then batch gives way
     assert [row.preemptions for row in (*served, batch)] == [0, 0, 0, 0, 0, 1]
+
+
+def test_a_row_that_the_step_holds_does_not_give_way_to_a_later_one() -> None:
+    # Given two tenants of equal standing whose rows grow in the same step, with one block left for both
+    bench = Bench(blocks=7)
+    first = bench.submit(1, 32, max_tokens=60, tenant="a")
+    second = bench.submit(2, 32, max_tokens=60, tenant="b")
+    while bench.kv.pool.free_blocks != 1 or first.num_computed % 16 or second.num_computed % 16:
+        bench.step()
+    # When the first takes it, and has had more by that
+    plan = bench.step()
+    # Then the second gives way, not the first
+    assert counts(plan) == {1: 1}
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    bench.run_to_the_end()
+    for sid in (1, 2):
+        assert bench.outputs[sid] == [1000 * sid + index % 32 for index in range(60)]
+
+
+@pytest.mark.parametrize("klass", ["batch", "interactive"])
+def test_a_prompt_that_needs_most_of_the_pool_is_not_overtaken_for_ever(klass: str) -> None:
+    # Given a tenant that wants rows of 12 of 16 blocks, and two that send small ones without end
+    bench = Bench(blocks=16, max_rows=8)
+    large = [bench.submit(sid, 180, max_tokens=10, tenant="large", klass=klass) for sid in range(1, 7)]
+    sid = 100
+    for _ in range(6000):
+        while bench.scheduler.running + bench.scheduler.waiting < 4 + sum(not row.reason for row in large):
+            sid += 1
+            bench.submit(sid, 20, max_tokens=20, tenant=f"small {sid % 2}")
+        bench.step()
+        bench.scheduler.take_finished()
+        if all(row.reason for row in large):
+            break
+    # Then it gets what it asked for
+    assert [row.reason for row in large] == ["length"] * 6

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
 
 from gpuworker.families.config import config_parse
 from gpuworker.families.shapes import weight_shapes
@@ -88,6 +89,26 @@ async def test_a_model_it_cannot_run_is_refused_in_one_line(
     (line,) = stage.worker.log
     assert "cannot start" in line
     assert named in line
+
+
+async def test_a_tokenizer_that_grammars_cannot_follow_is_refused_in_one_line(stage: Stage) -> None:
+    weights_add(stage)
+    folder = stage.worker.weights
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    manifest_write(folder, manifest_build(folder))
+    await stage.worker.start(*NATIVE)
+    assert await stage.worker.exit_status() == 2
+    (line,) = stage.worker.log
+    assert "tokenizer.json" in line
+
+
+async def test_more_blocks_than_memory_are_refused_in_one_line(stage: Stage) -> None:
+    weights_add(stage)
+    await stage.worker.start(*NATIVE, "--kv-blocks", "1000000000000")
+    assert await stage.worker.exit_status() == 2
+    (line,) = stage.worker.log
+    assert "no memory for KV blocks" in line
 
 
 async def test_a_prompt_computed_by_another_worker_gives_the_same_tokens(folder: Path) -> None:
