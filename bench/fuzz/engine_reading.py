@@ -11,7 +11,13 @@ from gpuworker.wire.messages import Grammar, Submit
 
 
 def expected_text(
-    tokenizer: Tokenizer, eos_ids: frozenset[int], prompt: list[int], ids: list[int], submit: Submit
+    tokenizer: Tokenizer,
+    eos_ids: frozenset[int],
+    prompt: list[int],
+    ids: list[int],
+    submit: Submit,
+    *,
+    is_cut: bool = False,
 ) -> tuple[str, str]:
     """A plain reading: all ids at once, then the first stop string that is completed. What comes before the
     text that is searched for stop strings, and that text as far as it is shown."""
@@ -23,6 +29,8 @@ def expected_text(
         before, text = whole[:searched], whole[searched:]
     else:
         before, text = "", whole[len(commonprefix([before, whole])) :]  # noqa: RUF071  texts, not paths
+    if is_cut:  # what is left of a character is not shown
+        text = text.rstrip("\ufffd")
     # What was out before the row might stop is not searched either.
     early = [token for token in ids[: max(0, submit.sampling.min_tokens - 1)] if token not in ends]
     decoder = IncrementalDecoder(tokenizer, prompt, shows_prompt_end=submit.echo)

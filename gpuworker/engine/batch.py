@@ -68,8 +68,21 @@ class Batch:
         return max(2, self.kv.pool.blocks // 64, active) if active else 0
 
     def is_entitled(self, flow: Flow) -> bool:
-        """Whether it runs fewer rows than its part."""
-        return sum(row.flow == flow for row in self.active) < self.shares.parts.get(flow, 0)
+        """Whether it may enter whatever runs."""
+        return bool(self.entitled([flow]))
+
+    def entitled(self, flows: Iterable[Flow]) -> set[Flow]:
+        """Those that run fewer rows than their part. One that is over-share must also have had no more time
+        than some flow that runs more than its part: rows are not all alike."""
+        over, parts = self.shares
+        running = Counter(row.flow for row in self.active)
+        times = [self._flows.time(flow) for flow, rows in running.items() if rows > parts.get(flow, 0)]
+        most_us = max(times, default=-1)
+        return {
+            flow
+            for flow in flows
+            if running[flow] < parts.get(flow, 0) and (flow not in over or self._flows.time(flow) <= most_us)
+        }
 
     def _make_room_to_enter(self, sequence: Sequence) -> bool:
         """Held rows leave for anybody; for a flow that runs less than its part, so do others'."""

@@ -52,7 +52,7 @@ class StepComposition:
         competing = 0
         for row in self._batch.active:
             competing += row.flow in flows or row.flow not in self._batch.shares.over
-            if row.remaining > 1 and row.flow in flows:
+            if row.remaining > 1 and row.flow in flows and row.key not in self._batch.planned:
                 chunks.setdefault(row.flow, deque()).append(row)
         turns = [self._flows.turn(flow) for flow in (flows if admitting else chunks)]
         heapify(turns)

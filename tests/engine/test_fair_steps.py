@@ -170,6 +170,31 @@ def test_a_second_noisy_tenant_does_not_wait_for_rows_of_the_first_to_end() -> N
     assert tokens_of(bench, 2000, 60) - before >= 0.95 * 400 * len(running)
 
 
+def test_what_a_tenant_holds_beyond_its_part_gives_way_when_slots_are_short() -> None:
+    # Given a tenant that holds all slots, with outputs that never end
+    bench = TimedBench(max_rows=8)
+    bench.learn()
+    noisy(bench, "first", 1000, 20)
+    for _ in range(50):
+        bench.step()
+    # When another comes that wants as much
+    begun_ms = bench.now_ms
+    noisy(bench, "second", 2000, 20)
+    while not tokens_of(bench, 2000, 20):
+        bench.step()
+    assert bench.now_ms - begun_ms <= 4 * TARGET_MS
+    # Then each keeps its part, and nobody is sent to and fro
+    for _ in range(50):
+        bench.step()
+    preemptions = bench.scheduler.preemptions
+    rows = [row.key.sid // 1000 for _ in range(10) for row in bench.step().rows]
+    assert 3 <= rows.count(1) / 10 <= 5
+    assert 3 <= rows.count(2) / 10 <= 5
+    for _ in range(200):
+        bench.step()
+    assert bench.scheduler.preemptions == preemptions <= 5
+
+
 def test_noisy_tenants_share_by_weight() -> None:
     bench = TimedBench()
     bench.learn()
