@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -59,8 +60,13 @@ class Stack:
         self._process.communicate(timeout=60)
 
 
-def _prompt(number: int, tokens: int) -> list[int]:
-    """Token ids, so that every prompt has exactly this length; different per stream."""
+_numbers = itertools.count()
+
+
+def _prompt(tokens: int) -> list[int]:
+    """Token ids, so that every prompt has exactly this length; never the same again, so that no cached prefix
+    helps."""
+    number = next(_numbers)
     return [1000 + (number * 7919 + i * 104729) % 40000 for i in range(tokens)]
 
 
@@ -70,9 +76,9 @@ async def _load(demo: dict[str, Any], streams: int, prompt_tokens: int, output_t
         await asyncio.gather(
             *(
                 completion_stream(
-                    demo["base_url"], demo["api_key"], {**body, "prompt": _prompt(n, prompt_tokens)}
+                    demo["base_url"], demo["api_key"], {**body, "prompt": _prompt(prompt_tokens)}
                 )
-                for n in range(streams)
+                for _ in range(streams)
             )
         )
     )

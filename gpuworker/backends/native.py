@@ -40,6 +40,8 @@ def engine_build(
     eos_ids = eos_ids_load(folder, manifest)
     try:
         config = config_load(folder)
+        if config.max_position < BLOCK_SIZE:
+            raise UnsupportedModel(f"max_position_embeddings is {config.max_position}, below {BLOCK_SIZE}")
         max_context_tokens = min(config.max_position, blocks * BLOCK_SIZE)
         tokenizer_check(folder, config.vocab_size, eos_ids)
         runner = load(

@@ -26,6 +26,7 @@ from gpuworker.engine.plan import PlanRow
 Windows = Collection[int | None]  # of the layers of a model, each once; None is no window
 Masks = dict[int | None, Tensor]  # by window, additive
 SMALLEST_BUCKET_BLOCKS = 4
+LARGEST_BUCKET_BLOCKS = 4096  # gathered at once: 64 rows that share 8,192 tokens would take 8 times as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,15 @@ def attention_plan(
 
 
 def bucket_edges(widths: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ranges of rows, sorted by width, whose widths round up to the same power of two."""
+    """Ranges of rows, sorted by width, whose widths round up to the same power of two, and that together read
+    at most LARGEST_BUCKET_BLOCKS, unless it is one row."""
     classes = np.ceil(np.log2(np.maximum(widths, SMALLEST_BUCKET_BLOCKS)))
     edges = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist(), len(widths)]
-    return list(pairwise(edges)) if len(widths) else []
+    result = []
+    for first, last in pairwise(edges if len(widths) else []):
+        most = max(1, LARGEST_BUCKET_BLOCKS // int(widths[last - 1]))
+        result += [(at, min(at + most, last)) for at in range(first, last, most)]
+    return result
 
 
 def bucket_build(

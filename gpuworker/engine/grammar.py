@@ -56,11 +56,6 @@ class GrammarState:
         """The text matches and nothing more can follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
-    @property
-    def may_end(self) -> bool:
-        """The text matches, whether or not more can follow."""
-        return self._matcher.is_accepting() or self.is_complete
-
     def mask(self) -> bytes:
         """⌈vocabulary / 8⌉ bytes, lowest bit first; a set bit is a token that may come next. End-of-sequence
         ids are among them only where the text may end, and then all of them are.

@@ -114,8 +114,6 @@ def _choices(text: str) -> list[str]:
         raise GrammarError("the choices are not a JSON list of strings")
     if not choices:
         raise GrammarError("the list of choices is empty")
-    for choice in choices:
-        _check_text(choice)
     return list(dict.fromkeys(choices))
 
 
@@ -126,7 +124,7 @@ def _literal(text: str) -> str:
 
 def _json(text: str, what: str) -> Any:
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except ValueError as error:
         raise GrammarError(f"{what} is not JSON: {error}") from None
     except RecursionError:
@@ -136,6 +134,7 @@ def _json(text: str, what: str) -> Any:
         depth += 1
         if depth > MAX_DEPTH:
             raise GrammarError(f"{what} is nested more than {MAX_DEPTH} deep")
+    _check_text(json.dumps(value, ensure_ascii=False))  # halves that were written as escapes
     return value
 
 
@@ -152,7 +151,7 @@ def _multiples(schema: dict[str, Any]) -> list[Decimal]:
         item = rest.pop()
         rest += [child for child in _children(item) if isinstance(child, dict | list)]
         value = item.get("multipleOf") if isinstance(item, dict) else None
-        if isinstance(value, int | float) and value > 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             number = Decimal(str(value)).normalize()
             if abs(number.adjusted()) > 18 or len(number.as_tuple().digits) > 18:
                 raise GrammarError("the values of multipleOf in the schema are too large or too different")
@@ -162,13 +161,20 @@ def _multiples(schema: dict[str, Any]) -> list[Decimal]:
 
 def _exponent(number: Decimal) -> int:
     exponent = number.as_tuple().exponent
-    assert isinstance(exponent, int), "JSON has no infinite numbers"
+    assert isinstance(exponent, int), "infinite numbers were refused"
     return exponent
 
 
 def _check_text(text: str) -> None:
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise GrammarError("the grammar holds half of a surrogate pair")
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if math.isinf(value):
+        raise ValueError(f"{literal} is too large a number")
+    return value
 
 
 def _no_constant(name: str) -> None:

@@ -236,7 +236,3 @@ def _product_ms(config: ModelConfig, dtype: torch.dtype, rounds: int = 30) -> fl
         product(x)
         times.append(time.perf_counter() - begun)
     return min(times) * 1000
-
-
-def kv_bytes_per_block(config: ModelConfig, dtype: torch.dtype) -> int:
-    return config.kv_values_per_token * BLOCK_SIZE * dtype.itemsize

@@ -12,8 +12,8 @@ HOTTEST = 1e6  # temperatures above this are as flat as float32 can tell
 
 
 class SamplingState:
-    """Arrays indexed by slot. Ids and counts are clamped to what the model has: a plan is never trusted to
-    be within an array."""
+    """Arrays indexed by slot. A plan is never trusted to be within an array: counts are clamped, ids to ban
+    or bias that the model does not have are left out."""
 
     def __init__(self, slots: int, max_context_tokens: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -37,7 +37,8 @@ class SamplingState:
         self._history = np.zeros((slots, max_context_tokens), np.int32)
 
     def start(self, start: RowStart) -> None:
-        """A row takes a slot, with nothing left of the row before."""
+        """A row takes a slot, with nothing left of the row before. Raises ValueError for ids to remember that
+        the model does not have: they would count as entries of another row."""
         slot, sampling = start.slot, start.sampling
         self.temperature[slot] = min(sampling.temperature, HOTTEST)
         self.top_k[slot] = min(sampling.top_k, self.vocab_size)
@@ -61,6 +62,8 @@ class SamplingState:
             or sampling.prompt_logprobs >= 0
         )
         if self._remembers[slot]:
+            if strangers := [token for token in start.tokens if not 0 <= token < self.vocab_size]:
+                raise ValueError(f"token id {strangers[0]} is outside the vocabulary of {self.vocab_size}")
             self._history[slot, : len(start.tokens)] = start.tokens
 
     def extend(self, row: PlanRow) -> None:

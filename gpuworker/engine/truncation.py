@@ -52,16 +52,19 @@ def _cut_top(logits: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float32
 def _thresholds(
     logits: Tensor, limits: NDArray[np.int64], top_p: NDArray[np.float32], width: int
 ) -> tuple[Tensor, Tensor]:
-    """Smallest logit to keep per row, from the `width` largest; and whether those were enough to know."""
-    values = torch.topk(logits, width, dim=-1).values
+    """Smallest logit to keep per row, from the `width` largest; and whether those were enough to know.
+
+    Nothing here may round differently with `width` or with the number of rows, which mates decide: softmax
+    and cumsum go row by row, where a plain sum does not."""
+    vocabulary = logits.shape[-1]
+    values, ids = torch.topk(logits, width, dim=-1)
     limit = torch.from_numpy(limits)[:, None]
     inside = (torch.arange(width)[None] < limit) & (values > -torch.inf)
-    largest = values[:, :1]
-    mass = torch.exp(values - largest) * inside
-    everything = torch.exp(logits - largest).sum(-1, keepdim=True)
-    total = torch.where(limit <= width, mass.sum(-1, keepdim=True), everything)
-    share = mass / total
-    keep = inside & (share.cumsum(-1) - share < torch.from_numpy(top_p)[:, None])
+    share = torch.softmax(logits, -1).gather(-1, ids) * inside
+    running = share.cumsum(-1)
+    total = torch.where(limit < vocabulary, running[:, -1:], 1.0)
+    reached = np.where(top_p < 1, top_p, np.inf).astype(np.float32)  # 1 cuts nothing, not even by rounding
+    keep = inside & (running - share < torch.from_numpy(reached)[:, None] * total)
     last = keep.sum(-1, keepdim=True).clamp_(min=1) - 1
-    enough = (limit[:, 0] <= width) | ~keep[:, -1] | (width == logits.shape[-1])
+    enough = (limit[:, 0] < vocabulary) | ~keep[:, -1] | (width == vocabulary)
     return values.gather(-1, last)[:, 0], enough

@@ -64,10 +64,6 @@ class ModelConfig:
     qk_norm: bool  # queries and keys are normed head by head, before they are rotated
     windows: tuple[int | None, ...]  # by layer: how many tokens back, itself included, a token attends to
 
-    @property
-    def kv_values_per_token(self) -> int:
-        return self.layers * 2 * self.kv_heads * self.head_dim
-
 
 def config_load(folder: Path) -> ModelConfig:
     path = folder / "config.json"

@@ -5,6 +5,7 @@ from typing import Any
 
 Fields = Mapping[str, Any]
 LARGEST = 1 << 31  # no size of a model comes near it
+LARGEST_NUMBER = 1e30  # float32 still holds it
 
 
 class UnsupportedModel(Exception):
@@ -22,7 +23,7 @@ def positive_integer(fields: Fields, name: str) -> int:
 
 def positive_number(fields: Fields, name: str) -> float:
     value: Any = fields.get(name)
-    if type(value) not in (int, float) or not 0 < value < LARGEST:
+    if type(value) not in (int, float) or not 0 < value < LARGEST_NUMBER:
         raise _wrong(name, value, "a positive number")
     return float(value)
 

@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpuworker.engine.attention import attention_plan, paged_attention
+from gpuworker.engine.attention import (
+    LARGEST_BUCKET_BLOCKS,
+    attention_plan,
+    bucket_edges,
+    paged_attention,
+)
 from gpuworker.engine.block_pool import BLOCK_SIZE
 from gpuworker.engine.plan import PlanRow, SequenceKey
 
@@ -61,3 +66,16 @@ def test_any_mix_of_rows_in_any_window(spans: list[tuple[int, int]], window: int
         torch.testing.assert_close(keys[row.start :], new[0, part], atol=0, rtol=0)
         expected = expected_rows(queries[part], keys, values, row.start, window)
         torch.testing.assert_close(found[part], expected, atol=1e-5, rtol=0)
+
+
+@given(st.lists(st.integers(1, 3 * LARGEST_BUCKET_BLOCKS), max_size=40).map(sorted))
+def test_buckets_hold_each_row_once_and_never_gather_without_bound(widths: list[int]) -> None:
+    # Rows may share their blocks (n, prefix cache): what is gathered can exceed what the pool holds.
+    edges = bucket_edges(np.array(widths, np.int64))
+    assert [row for first, last in edges for row in range(first, last)] == list(range(len(widths)))
+    for first, last in edges:
+        assert last - first == 1 or (last - first) * widths[last - 1] <= LARGEST_BUCKET_BLOCKS
+
+
+def test_rows_of_a_full_step_of_usual_length_are_one_bucket() -> None:
+    assert bucket_edges(np.full(64, 64)) == [(0, 64)]

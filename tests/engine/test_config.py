@@ -101,6 +101,12 @@ def test_both_spellings_of_the_rotary_settings_are_read(change: dict[str, Any]) 
     assert (rope.theta, rope.scaling) == (5e5, None)
 
 
+def test_a_rotary_base_of_a_very_long_context_is_read() -> None:
+    """Llama-3-8B-Instruct-Gradient-1048k has the first."""
+    for theta in (3_580_165_449.0, 10**12):
+        assert config_parse(CONFIG | {"rope_theta": theta}).rope.theta == theta
+
+
 @pytest.mark.parametrize(
     ("change", "windows"),
     [

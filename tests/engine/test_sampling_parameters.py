@@ -145,6 +145,13 @@ def test_ids_the_model_does_not_have_are_left_out() -> None:
     assert tokens([Row(torch.tensor([1.0, 2.0, 3.0, 0.0]), sampling, stop_ids=[-1, 4, 2])]) == [1]
 
 
+@pytest.mark.parametrize("stranger", [VOCABULARY, -1, 2**40])
+def test_a_row_with_ids_the_model_does_not_have_is_refused_before_it_touches_a_mate(stranger: int) -> None:
+    row = Row(torch.zeros(VOCABULARY), Sampling(repetition_penalty=2.0), prompt=[1, stranger])
+    with pytest.raises(ValueError, match=str(stranger)):
+        state_make([row], [0])
+
+
 def test_a_slot_keeps_nothing_of_the_row_before() -> None:
     # Given a slot whose first row asked for everything
     before = Sampling(

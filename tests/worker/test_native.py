@@ -75,6 +75,7 @@ async def test_rows_decode_together_as_they_do_alone(stage: Stage) -> None:
         ({"num_hidden_layers": 3}, "model.layers.2"),
         ({"vocab_size": 256}, "tokenizer.json"),
         ({"eos_token_id": 300}, "tokenizer.json"),
+        ({"max_position_embeddings": 15}, "max_position_embeddings is 15"),
     ],
 )
 async def test_a_model_it_cannot_run_is_refused_in_one_line(

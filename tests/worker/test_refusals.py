@@ -164,13 +164,13 @@ async def test_each_choice_takes_a_row_but_an_idle_worker_takes_any_number(stage
 
 
 async def test_a_worker_that_computes_prompts_for_others_runs_no_rows(stage: Stage) -> None:
-    await stage.start("--role", "prefill", "--label", "long_prompt", "--label", "other")
+    await stage.start("--role", "prefill", "--label", "long_prompt")
     gateway = await stage.gateway()
     stage.run(gateway, 1, "row")
     await stage.dispatcher.until(lambda: stage.dispatcher.refused)
     assert stage.dispatcher.refused[0].code == "misrouted"
     hello = stage.dispatcher.hellos[0]
-    assert (hello.serves, hello.labels, hello.kv_dtype) == ("prefill", ["long_prompt", "other"], "scripted")
+    assert (hello.serves, hello.labels, hello.kv_dtype) == ("prefill", ["long_prompt"], "scripted")
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -193,3 +193,18 @@ async def test_only_workers_are_given_kv_and_only_by_those_who_compute_for_other
     assert isinstance(refused, Refused)
     assert refused.code == "misrouted"
     await stage.dispatcher.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--label", "long-prompt"),
+        ("--target-itl-ms", "nan"),
+        ("--target-itl-ms", "inf"),
+        ("--host-kv-blocks", "-1"),
+    ],
+)
+async def test_a_wrong_option_is_named(stage: Stage, option: str, value: str) -> None:
+    await stage.worker.start(option, value)
+    assert await stage.worker.exit_status() == 2
+    assert option in stage.worker.log[-1]
