@@ -128,7 +128,10 @@ STEP_MUTATIONS = [
         "over_share(sharing, weights, capacity, least=1)",
         "over_share(sharing, weights, capacity)",
     ),
-    Mutation("a part is nothing", BATCH, "< self.shares.parts.get(flow, 0)", "< 0"),
+    Mutation(
+        "a part is nothing", BATCH, "if running[flow] < parts.get(flow, 0) and", "if running[flow] < 0 and"
+    ),
+    Mutation("entitled whatever it had", BATCH, "or self._flows.time(flow) <= most_us)", "or True)"),
     Mutation("excess stays", BATCH, "if stays[row.flow] > parts.get(row.flow, 0) + 1:", "if False:"),
     Mutation(
         "batch waits for ever",

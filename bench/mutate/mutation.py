@@ -45,7 +45,12 @@ class Suite:
 
 
 def suite_run(suite: Suite) -> int:
-    """Print a table. Exit status 1 when a mutation survives or the suite is red without one."""
+    """Print a table. Exit status 1 when a mutation survives or the suite is red without one. Raises
+    ValueError, before anything is run, when the code is not what a mutation takes it for."""
+    for mutation in suite.mutations:
+        count = (ROOT / mutation.path).read_text(encoding="utf-8").count(mutation.old)
+        if count != 1:
+            raise ValueError(f"{mutation.name}: {mutation.old!r} occurs {count} times in {mutation.path}")
     with tempfile.TemporaryDirectory(prefix="mutate-") as name:
         copy = Path(name)
         for folder in suite.folders:
@@ -71,8 +76,6 @@ def suite_run(suite: Suite) -> int:
 def _mutated_run(copy: Path, mutation: Mutation, tests: Sequence[str]) -> str:
     path = copy / mutation.path
     original = path.read_text(encoding="utf-8")
-    if original.count(mutation.old) != 1:
-        raise ValueError(f"{mutation.name}: {mutation.old!r} occurs {original.count(mutation.old)} times")
     path.write_text(original.replace(mutation.old, mutation.new), encoding="utf-8")
     try:
         return _tests_run(copy, tests)

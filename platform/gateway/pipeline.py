@@ -104,7 +104,8 @@ async def _prepare(
         max_tokens=max_tokens,
         sampling=generation.sampling,
         stop=generation.stop,
-        stop_ids=tokenizer.stop_ids,
+        stop_ids=[*tokenizer.stop_ids, *generation.stop_token_ids],
+        grammar=generation.grammar,
         ignore_eos=generation.ignore_eos,
         deadline_ms=int(_deadline_s(gateway, exchange, generation) * 1000),
     )

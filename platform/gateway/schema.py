@@ -6,7 +6,7 @@ something.
 """
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,27 @@ _ABSENT = msgspec.Raw(b"null")
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # accepted without effect: padding hides nothing behind TLS here
+
+
+class JsonSchema(msgspec.Struct):
+    """`strict` and `description` change nothing here: the schema is always followed."""
+
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's name for a grammar."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    json_object: bool | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -53,6 +74,18 @@ class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream_options: StreamOptions | None = None
     service_tier: str | None = None
     ignore_eos: bool | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    stop_token_ids: list[int] | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     user: Ignored = _ABSENT
     safety_identifier: Ignored = _ABSENT
@@ -64,11 +97,6 @@ class GenerationBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: Ignored = _ABSENT
 
     n: Unsupported = _ABSENT
-    frequency_penalty: Unsupported = _ABSENT
-    presence_penalty: Unsupported = _ABSENT
-    repetition_penalty: Unsupported = _ABSENT
-    min_p: Unsupported = _ABSENT
-    logit_bias: Unsupported = _ABSENT
     logprobs: Unsupported = _ABSENT
 
 
@@ -81,7 +109,6 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     tool_choice: Unsupported = _ABSENT
     functions: Unsupported = _ABSENT
     function_call: Unsupported = _ABSENT
-    response_format: Unsupported = _ABSENT
     modalities: Unsupported = _ABSENT
     audio: Unsupported = _ABSENT
     reasoning_effort: Unsupported = _ABSENT
@@ -101,18 +128,12 @@ class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
 NEUTRAL: dict[str, tuple[bytes, ...]] = {
     "n": (b"1",),
     "best_of": (b"1",),
-    "frequency_penalty": (b"0", b"0.0"),
-    "presence_penalty": (b"0", b"0.0"),
-    "repetition_penalty": (b"1", b"1.0"),
-    "min_p": (b"0", b"0.0"),
-    "logit_bias": (b"{}",),
     "logprobs": (b"false",),
     "top_logprobs": (b"0",),
     "tools": (b"[]",),
     "functions": (b"[]",),
     "tool_choice": (b'"none"', b'"auto"'),
     "function_call": (b'"none"', b'"auto"'),
-    "response_format": (b'{"type":"text"}',),
     "modalities": (b'["text"]',),
     "audio": (),
     "reasoning_effort": (b'"none"',),

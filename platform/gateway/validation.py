@@ -1,23 +1,20 @@
 """From a decoded body to what may be run: parameters checked, defaults chosen, nothing silently dropped."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from gateway.errors import ApiError
+from gateway.sampling_parameters import invalid, sampling_validate, stop_token_ids_validate
 from gateway.schema import NEUTRAL, ChatBody, ChatMessage, CompletionBody, GenerationBody, is_neutral
-from gpuworker.wire.messages import Sampling
+from gateway.structured_output import grammar_validate
+from gpuworker.wire.messages import Grammar, Sampling
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 256
-MAX_TEMPERATURE = 2.0
 MAX_MESSAGES = 32_768
 _MAX_MODEL_CHARACTERS = 256
-_SEED_MASK = (1 << 64) - 1
-_MIN_SEED = -9_223_372_036_854_776_000  # -2**63 and 2**64, as JavaScript writes them
-_MAX_SEED = 18_446_744_073_709_552_000
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TIERS = {
     "auto": "interactive",
@@ -50,6 +47,8 @@ class Generation:
     max_tokens_param: str
     sampling: Sampling
     stop: list[str]
+    stop_token_ids: list[int]
+    grammar: Grammar | None
     ignore_eos: bool
     stream: bool
     include_usage: bool
@@ -63,11 +62,11 @@ class Generation:
 def chat_validate(body: ChatBody) -> Generation:
     """Raises ApiError."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise _invalid("max_completion_tokens", "must not be given together with max_tokens")
+        raise invalid("max_completion_tokens", "must not be given together with max_tokens")
     if not body.messages:
-        raise _invalid("messages", "must not be empty")
+        raise invalid("messages", "must not be empty")
     if len(body.messages) > MAX_MESSAGES:  # looking at each takes a microsecond of everybody's time
-        raise _invalid("messages", f"must hold at most {MAX_MESSAGES} messages")
+        raise invalid("messages", f"must hold at most {MAX_MESSAGES} messages")
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return _generation(body, param, messages=messages)
@@ -84,7 +83,7 @@ def completion_validate(body: CompletionBody) -> Generation:
     if len(ids) != len(prompt):
         raise ApiError("unsupported_parameter", "only one prompt per request is supported", param="prompt")
     if not ids:
-        raise _invalid("prompt", "must not be empty")
+        raise invalid("prompt", "must not be empty")
     return _generation(body, "max_tokens", ids=ids)
 
 
@@ -98,14 +97,14 @@ def _generation(
 ) -> Generation:
     _unsupported_refuse(body)
     if not 0 < len(body.model) <= _MAX_MODEL_CHARACTERS:
-        raise _invalid("model", f"must have 1 to {_MAX_MODEL_CHARACTERS} characters")
+        raise invalid("model", f"must have 1 to {_MAX_MODEL_CHARACTERS} characters")
     max_tokens: int | None = getattr(body, max_tokens_param)
     if max_tokens is not None and max_tokens < 1:
-        raise _invalid(max_tokens_param, f"must be at least 1, not {max_tokens}")
+        raise invalid(max_tokens_param, f"must be at least 1, not {max_tokens}")
     if body.stream_options is not None and not body.stream:
-        raise _invalid("stream_options", "is only allowed when stream is true")
+        raise invalid("stream_options", "is only allowed when stream is true")
     if body.service_tier is not None and body.service_tier not in _TIERS:
-        raise _invalid("service_tier", f"must be one of {', '.join(_TIERS)}")
+        raise invalid("service_tier", f"must be one of {', '.join(_TIERS)}")
     return Generation(
         is_chat=messages is not None,
         model=body.model,
@@ -114,8 +113,10 @@ def _generation(
         ids=ids,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
-        sampling=_sampling(body),
+        sampling=sampling_validate(body),
         stop=_stop(body.stop),
+        stop_token_ids=stop_token_ids_validate(body.stop_token_ids),
+        grammar=grammar_validate(body),
         ignore_eos=bool(body.ignore_eos),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -123,30 +124,12 @@ def _generation(
     )
 
 
-def _sampling(body: GenerationBody) -> Sampling:
-    temperature = 1.0 if body.temperature is None else body.temperature
-    top_p = 1.0 if body.top_p is None else body.top_p
-    top_k = 0 if body.top_k is None else body.top_k
-    if not 0 <= temperature <= MAX_TEMPERATURE:
-        raise _invalid("temperature", f"must be between 0 and {MAX_TEMPERATURE:g}, not {temperature:g}")
-    if not 0 <= top_p <= 1:
-        raise _invalid("top_p", f"must be between 0 and 1, not {top_p:g}")
-    if not -1 <= top_k < 1 << 31:
-        raise _invalid("top_k", "must be a positive number, or 0 or -1 for off")
-    if body.seed is not None and not _MIN_SEED <= body.seed <= _MAX_SEED:
-        raise _invalid("seed", "must fit into 64 bits")
-    seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
-    if top_p == 0:  # the limit of a shrinking nucleus: the likeliest token
-        top_p, top_k = 1.0, 1
-    return Sampling(temperature=temperature, top_p=top_p, top_k=max(top_k, 0), seed=seed)
-
-
 def _stop(stop: str | list[str] | None) -> list[str]:
     strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if len(strings) > MAX_STOP_STRINGS:
-        raise _invalid("stop", f"must hold at most {MAX_STOP_STRINGS} strings")
+        raise invalid("stop", f"must hold at most {MAX_STOP_STRINGS} strings")
     if any(not 0 < len(string) <= MAX_STOP_CHARACTERS for string in strings):
-        raise _invalid("stop", f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
+        raise invalid("stop", f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
     return strings
 
 
@@ -182,7 +165,3 @@ def _unsupported_refuse(struct: msgspec.Struct, prefix: str = "") -> None:
         if name in NEUTRAL and not is_neutral(name, getattr(struct, name)):
             param = prefix + name
             raise ApiError("unsupported_parameter", f"{param} is not supported with this value", param=param)
-
-
-def _invalid(param: str, rule: str) -> ApiError:
-    return ApiError("invalid_value", f"{param} {rule}", param=param)

@@ -1,6 +1,8 @@
 """The whole path as a customer takes it: the official client, the real model, the ledger."""
 
 import asyncio
+import json
+import time
 from typing import Any
 
 import openai
@@ -106,3 +108,36 @@ async def test_seeded_sampling_repeats(client: openai.OpenAI, model: str) -> Non
 
     assert sample(7) == sample(7)
     assert len({sample(seed) for seed in range(4)}) > 1
+
+
+async def test_an_answer_follows_its_schema(client: openai.OpenAI, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "large": {"type": "boolean"}},
+        "required": ["city", "large"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Name a city, and say whether it is large."}],
+        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}},
+        max_tokens=100,
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    found = json.loads(answer.choices[0].message.content or "")
+    assert found.keys() == {"city", "large"}
+    assert isinstance(found["large"], bool)
+
+
+async def test_a_prompt_that_came_before_is_found_and_said_to_be_cached(
+    client: openai.OpenAI, model: str
+) -> None:
+    def cached(prompt: str) -> int:
+        usage = client.completions.create(model=model, prompt=prompt, max_tokens=1).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    prompt = f"In the year {time.time_ns()} there was a lighthouse. " + "The wind turned north. " * 20
+    assert cached(prompt) == 0
+    assert cached(prompt) >= 64

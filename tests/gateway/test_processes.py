@@ -117,6 +117,29 @@ async def test_a_chat_is_templated_and_stops(stack: Stack) -> None:
     assert record.worker == "worker-0"
 
 
+async def test_an_answer_has_the_shape_that_was_asked_for(stack: Stack) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    async with stack.client() as client:
+        answer = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "is it so?"}],
+            response_format=shape,
+            max_tokens=200,
+        )
+        assert isinstance(json.loads(answer.choices[0].message.content or "")["ok"], bool)
+        assert answer.choices[0].finish_reason == "stop"
+        chosen = await client.completions.create(
+            model=MODEL, prompt="yes or no", extra_body={"guided_choice": ["red", "green"]}
+        )
+        assert chosen.choices[0].text in ("red", "green")
+        # A shape that cannot be followed is the client's to mend
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.completions.create(model=MODEL, prompt="x", extra_body={"guided_regex": "("})
+    assert refused.value.code == "invalid_value"
+    assert "invalid_grammar" in refused.value.message
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_is_billed_what_was_generated(stack: Stack, stream: bool) -> None:
     body: dict[str, Any] = {"model": MODEL, "prompt": "count", "max_tokens": 400, "stream": stream}

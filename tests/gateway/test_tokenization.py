@@ -35,6 +35,8 @@ def generation(
         max_tokens_param="max_tokens",
         sampling=Sampling(),
         stop=[],
+        stop_token_ids=[],
+        grammar=None,
         ignore_eos=False,
         stream=False,
         include_usage=False,
