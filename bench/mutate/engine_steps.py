@@ -129,17 +129,22 @@ STEP_MUTATIONS = [
         "over_share(sharing, weights, capacity)",
     ),
     Mutation(
-        "a part is nothing", BATCH, "if running[flow] < parts.get(flow, 0) and", "if running[flow] < 0 and"
+        "a part is nothing", BATCH, "if standing.running[flow] >= self.shares.parts.get(flow, 0):", "if True:"
     ),
-    Mutation("entitled whatever it had", BATCH, "or self._flows.time(flow) <= most_us)", "or True)"),
+    Mutation("entitled whatever it had", BATCH, "or self._flows.time(flow) <= standing.most_us", "or True"),
     Mutation("excess stays", BATCH, "if stays[row.flow] > parts.get(row.flow, 0) + 1:", "if False:"),
     Mutation(
         "batch waits for ever",
         FLOWS,
-        "flow for flow in batch if self._is_starved",
-        "flow for flow in batch if not self._is_starved",
+        "starved | self._starved(batch, within or sharing.keys())",
+        "starved",
     ),
-    Mutation("yields for ever", FLOWS, "return behind_us > ", "return False and behind_us > "),
+    Mutation(
+        "yields for ever",
+        FLOWS,
+        "if least_us - self.time(flow) > ",
+        "if False and least_us - self.time(flow) > ",
+    ),
     Mutation("most served flow first", FLOWS, "self._time.of(flow), flow)", "-self._time.of(flow), flow)"),
     Mutation(
         "slot without a token", COMPOSITION, "self._add_chunk(sequence, least=1)", "self._add_chunk(sequence)"

@@ -2,12 +2,18 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from gpuworker.engine.flows import Flows, Shares
 from gpuworker.engine.kv_manager import KVManager
 from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.preemption import Recovery
 from gpuworker.engine.sequence import BATCH, Flow, Sequence, Status
+
+
+class Standing(NamedTuple):
+    running: Counter[Flow]  # rows
+    most_us: int  # time that a flow has had which runs more than its part; -1: none does
 
 
 class Batch:
@@ -67,26 +73,25 @@ class Batch:
         active = len(self.active) - sum(not row.held for row in leaving)
         return max(2, self.kv.pool.blocks // 64, active) if active else 0
 
-    def is_entitled(self, flow: Flow) -> bool:
-        """Whether it may enter whatever runs."""
-        return bool(self.entitled([flow]))
-
-    def entitled(self, flows: Iterable[Flow]) -> set[Flow]:
-        """Those that run fewer rows than their part. One that is over-share must also have had no more time
-        than some flow that runs more than its part: rows are not all alike."""
-        over, parts = self.shares
+    def standing(self) -> Standing:
+        """Of the moment: changes with every admission and charge."""
         running = Counter(row.flow for row in self.active)
-        times = [self._flows.time(flow) for flow, rows in running.items() if rows > parts.get(flow, 0)]
-        most_us = max(times, default=-1)
-        return {
-            flow
-            for flow in flows
-            if running[flow] < parts.get(flow, 0) and (flow not in over or self._flows.time(flow) <= most_us)
-        }
+        parts = self.shares.parts
+        ahead = (self._flows.time(flow) for flow, rows in running.items() if rows > parts.get(flow, 0))
+        return Standing(running, max(ahead, default=-1))
+
+    def is_entitled(self, flow: Flow, standing: Standing) -> bool:
+        """Whether it may enter whatever runs: it runs fewer rows than its part. One that is over-share must
+        also have had no more time than some flow that runs more than its part: rows are not all alike."""
+        if standing.running[flow] >= self.shares.parts.get(flow, 0):
+            return False
+        return flow not in self.shares.over or self._flows.time(flow) <= standing.most_us
 
     def _make_room_to_enter(self, sequence: Sequence) -> bool:
         """Held rows leave for anybody; for a flow that runs less than its part, so do others'."""
-        yielding = self._yielding_to(sequence.flow) if self.is_entitled(sequence.flow) else set()
+        yielding = (
+            self._yielding_to(sequence.flow) if self.is_entitled(sequence.flow, self.standing()) else set()
+        )
         victims = self._victims(
             row for row in self.rows if row.key not in self.planned and (row.held or row.key in yielding)
         )

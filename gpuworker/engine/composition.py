@@ -54,13 +54,18 @@ class StepComposition:
             competing += row.flow in flows or row.flow not in self._batch.shares.over
             if row.remaining > 1 and row.flow in flows and row.key not in self._batch.planned:
                 chunks.setdefault(row.flow, deque()).append(row)
-        turns = [self._flows.turn(flow) for flow in (flows if admitting else chunks)]
+        has_room = admitting and competing < row_limit
+        eligible = flows if has_room else chunks.keys() | (self.entitled(flows) if admitting else set())
+        turns = [self._flows.turn(flow) for flow in eligible]
         heapify(turns)
+        standing = self._batch.standing()
         while turns:
             flow = heappop(turns).flow
+            may_enter = admitting and (competing < row_limit or self._batch.is_entitled(flow, standing))
+            head = self._flows.head(flow) if may_enter else None
             if begun := chunks.get(flow):
                 self._add_chunk(begun.popleft())
-            elif not admitting or (head := self._next_of(flow, has_room=competing < row_limit)) is None:
+            elif head is None:
                 continue
             elif self._admit(head):
                 competing += 1
@@ -70,10 +75,13 @@ class StepComposition:
                 heapify(turns)
                 continue
             heappush(turns, self._flows.turn(flow))
+            standing = self._batch.standing()
         return admitting
 
-    def _next_of(self, flow: Flow, *, has_room: bool) -> Sequence | None:
-        return self._flows.head(flow) if has_room or self._batch.is_entitled(flow) else None
+    def entitled(self, flows: Iterable[Flow]) -> set[Flow]:
+        """Those that may enter whatever runs."""
+        standing = self._batch.standing()
+        return {flow for flow in flows if self._batch.is_entitled(flow, standing)}
 
     def _admit(self, sequence: Sequence) -> bool:
         if self._budget.prefill_tokens(sequence) <= 0 or not self._batch.enter(sequence, self._now_ms):

@@ -107,14 +107,19 @@ class Flows:
         over = over_share(sharing, weights, capacity, least=1) if len(sharing) > 1 else frozenset()
         batch = demands.keys() - sharing.keys()
         within = sharing.keys() - over
-        self._catching_up = {flow for flow in over if within and self._is_starved(flow, within)}
-        self._catching_up |= {flow for flow in batch if self._is_starved(flow, within or sharing.keys())}
+        starved = self._starved(over, within) if within else set()
+        self._catching_up = starved | self._starved(batch, within or sharing.keys())
         parts |= dict.fromkeys(self._catching_up & batch, 1)
         return Shares((over | batch) - self._catching_up, parts)
 
-    def _is_starved(self, flow: Flow, others: Collection[Flow]) -> bool:
-        behind_us = min(map(self.time, others)) - self.time(flow)
-        return behind_us > (0 if flow in self._catching_up else MAX_BEHIND_US)
+    def _starved(self, flows: Collection[Flow], others: Collection[Flow]) -> set[Flow]:
+        """Those that had so much less time than all the others; once there, until they have caught up."""
+        least_us = min(map(self.time, others), default=0)
+        return {
+            flow
+            for flow in flows
+            if least_us - self.time(flow) > (0 if flow in self._catching_up else MAX_BEHIND_US)
+        }
 
     def turn(self, flow: Flow) -> Turn:
         """When it is this flow's turn. Changes with what it is charged and with its head."""

@@ -149,7 +149,7 @@ class Scheduler:
         budget.keep_for(yielding)
         admitting = step.add_prompts(self._flows.keys() - over, row_limit)
         # Before the decodes of over-share flows: what a step holds already does not give way.
-        admitting = step.add_prompts(self._batch.entitled(over), row_limit, admitting=admitting)
+        admitting = step.add_prompts(step.entitled(over), row_limit, admitting=admitting)
         budget.begin_yielding(others=bool(step.rows))
         step.add_yielding(yielding)
         step.add_prompts(over, row_limit, admitting=admitting)
