@@ -11,8 +11,9 @@ from gpuworker.wire.messages import Grammar
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 
 
-def grammar_validate(body: GenerationBody) -> Grammar | None:
-    """Raises ApiError. Whether a schema or an expression can be followed, the worker says."""
+def grammar_validate(body: GenerationBody) -> tuple[str, Grammar | None]:
+    """The parameter that asks for it, and the grammar. Raises ApiError. Whether a schema or an expression can be
+    followed, the worker says."""
     asked = {param: grammar for param, grammar in _asked(body) if grammar is not None}
     if len(asked) > 1:
         raise invalid(list(asked)[1], f"must not be given together with {next(iter(asked))}")
@@ -23,8 +24,8 @@ def grammar_validate(body: GenerationBody) -> Grammar | None:
             raise invalid(
                 "min_tokens", f"must not be given together with {param}, which decides where the text ends"
             )
-        return grammar
-    return None
+        return param, grammar
+    return "", None
 
 
 def _asked(body: GenerationBody) -> list[tuple[str, Grammar | None]]:

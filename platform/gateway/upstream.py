@@ -120,7 +120,7 @@ def _refusal(stream: Stream, message: str) -> ApiError:
     if message.startswith("misrouted"):  # our defect, not the request's
         return overloaded(message)
     if message.startswith("invalid_grammar"):
-        return ApiError("invalid_value", message, param="response_format")
+        return ApiError("invalid_value", message, param=stream.generation.grammar_param)
     is_too_long = "longer than any replica" in message or "can be served" in message
     code = "context_length_exceeded" if is_too_long else "invalid_value"
     return ApiError(code, message, param="messages" if stream.generation.is_chat else "prompt")

@@ -49,6 +49,7 @@ class Generation:
     stop: list[str]
     stop_token_ids: list[int]
     grammar: Grammar | None
+    grammar_param: str  # what the client called it
     ignore_eos: bool
     stream: bool
     include_usage: bool
@@ -105,6 +106,7 @@ def _generation(
         raise invalid("stream_options", "is only allowed when stream is true")
     if body.service_tier is not None and body.service_tier not in _TIERS:
         raise invalid("service_tier", f"must be one of {', '.join(_TIERS)}")
+    grammar_param, grammar = grammar_validate(body)
     return Generation(
         is_chat=messages is not None,
         model=body.model,
@@ -116,7 +118,8 @@ def _generation(
         sampling=sampling_validate(body),
         stop=_stop(body.stop),
         stop_token_ids=stop_token_ids_validate(body.stop_token_ids),
-        grammar=grammar_validate(body),
+        grammar=grammar,
+        grammar_param=grammar_param,
         ignore_eos=bool(body.ignore_eos),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),

@@ -76,14 +76,6 @@ class VirtualTime(Generic[F]):
         """Least served first; ties by the flow itself, so that two runs agree."""
         return sorted(flows, key=lambda flow: (self.of(flow), flow))
 
-    def rebase(self) -> int:
-        """Subtracts the start of a new flow from every time, and says how much that was."""
-        shift = self._start()
-        self._times = {flow: time - shift for flow, time in self._times.items()}
-        self._furthest -= shift
-        self._floor = 0
-        return shift
-
     def _sweep(self) -> None:
         """Forgets idle flows that the others have caught up with."""
         start = self._start()

@@ -136,7 +136,7 @@ async def test_an_answer_has_the_shape_that_was_asked_for(stack: Stack) -> None:
         # A shape that cannot be followed is the client's to mend
         with pytest.raises(openai.BadRequestError) as refused:
             await client.completions.create(model=MODEL, prompt="x", extra_body={"guided_regex": "("})
-    assert refused.value.code == "invalid_value"
+    assert (refused.value.code, refused.value.param) == ("invalid_value", "guided_regex")
     assert "invalid_grammar" in refused.value.message
 
 

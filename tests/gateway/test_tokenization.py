@@ -37,6 +37,7 @@ def generation(
         stop=[],
         stop_token_ids=[],
         grammar=None,
+        grammar_param="",
         ignore_eos=False,
         stream=False,
         include_usage=False,

@@ -145,23 +145,6 @@ def test_ties_are_decided_by_the_flow_and_times_are_whole_microseconds() -> None
     assert time.of(("batch", "z")) == 300
 
 
-@given(st.lists(st.tuples(flows, st.floats(0, QUANTUM_MS), st.booleans()), max_size=60))
-def test_a_rebase_changes_no_difference(actions: list[tuple[str, float, bool]]) -> None:
-    plain: VirtualTime[str] = VirtualTime(max_lag_ms=100)
-    rebased: VirtualTime[str] = VirtualTime(max_lag_ms=100)
-    for flow, cost_ms, stays in actions:
-        for time in (plain, rebased):
-            time.activate(flow, 2)
-            time.charge(flow, cost_ms)
-            if not stays:
-                time.deactivate(flow)
-        rebased.rebase()
-    shift = plain.of("nobody") - rebased.of("nobody")
-    assert [plain.of(flow) - rebased.of(flow) for flow in "abcde"] == [shift] * 5
-    rebased.rebase()
-    assert rebased.of("nobody") == 0 or rebased.active
-
-
 @pytest.mark.parametrize("weight", [0, -1.0])
 def test_a_weight_of_nothing_is_refused(weight: float) -> None:
     time: VirtualTime[str] = VirtualTime()
