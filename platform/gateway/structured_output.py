@@ -12,8 +12,8 @@ MAX_GRAMMAR_CHARACTERS = 64 * 1024
 
 
 def grammar_validate(body: GenerationBody) -> tuple[str, Grammar | None]:
-    """The parameter that asks for it, and the grammar. Raises ApiError. Whether a schema or an expression can be
-    followed, the worker says."""
+    """The parameter that asks for it, and the grammar. Raises ApiError. Whether a schema or an expression can
+    be followed, the worker says."""
     asked = {param: grammar for param, grammar in _asked(body) if grammar is not None}
     if len(asked) > 1:
         raise invalid(list(asked)[1], f"must not be given together with {next(iter(asked))}")
