@@ -17,7 +17,7 @@ import psycopg
 from psycopg.rows import DictRow, TupleRow, dict_row, tuple_row
 
 from billing.contracts import Price, UsageRecord
-from billing.pricing import billable_tokens, cost_micro_usd
+from billing.pricing import NOTHING_BILLED, Billed, billable_tokens, cost_micro_usd
 from policy.ids import uuid7
 
 REVENUE_ACCOUNT = "revenue:inference"
@@ -47,6 +47,14 @@ WITH usage AS (
     WHERE cost_micro_usd > 0
 )
 SELECT count(*) FROM usage
+"""
+
+# Two statements: what the second one reads is what was committed once the lock was had.
+_REQUEST_LOCK = "SELECT pg_advisory_xact_lock(%s)"
+_BILLED = """
+SELECT coalesce(sum(billable_prompt_tokens + billable_cached_tokens), 0) > 0,
+       coalesce(sum(billable_output_tokens), 0)
+FROM billing_usageevent WHERE request_id = %s
 """
 
 _EXISTING = """
@@ -114,10 +122,17 @@ def receivable_account(tenant_id: UUID) -> str:
 
 
 async def _record_write(conn: psycopg.AsyncConnection[Any], record: UsageRecord, price: Price) -> bool:
+    """Attempts of one request that bill take turns: two that both would bill the prompt at its unique index,
+    and all but the first at a lock. A first attempt that is the only one pays nothing for that."""
     request_id = UUID(record.request_id)
+    billed = NOTHING_BILLED
     async with conn.cursor(row_factory=dict_row) as cursor:
-        for prompt_billed in (False, True):
-            row = _row(record, price, prompt_billed=prompt_billed)
+        for is_again in (False, True):
+            if is_again or record.attempt > 1:
+                billed = await _billed(conn, request_id)
+            if is_again:  # the prompt is billed, be it by a row that is not ours to see
+                billed = billed._replace(prompt=True)
+            row = _row(record, price, billed)
             await cursor.execute(_INSERT, row)
             inserted = await cursor.fetchone()
             if inserted is not None and inserted["count"]:
@@ -128,15 +143,26 @@ async def _record_write(conn: psycopg.AsyncConnection[Any], record: UsageRecord,
                 if not _says_the_same(existing, row):
                     await _conflict_write(cursor, record)
                 return False
-            # The key is free, so another attempt of this request has billed the prompt: leave it out.
+            # The key is free, so another attempt of this request billed the prompt meanwhile.
         # Neither free nor visible: the key belongs to a row of another tenant.
         await _conflict_write(cursor, record)
     return False
 
 
-def _row(record: UsageRecord, price: Price, *, prompt_billed: bool) -> dict[str, Any]:
+async def _billed(conn: psycopg.AsyncConnection[Any], request_id: UUID) -> Billed:
+    """By other attempts, none of which is billed by anybody else before this transaction ends."""
+    async with conn.cursor(row_factory=tuple_row) as cursor:
+        # 64 random bits of the id, signed.
+        await cursor.execute(_REQUEST_LOCK, (int.from_bytes(request_id.bytes[8:], "big", signed=True),))
+        await cursor.execute(_BILLED, (request_id,))
+        row = await cursor.fetchone()
+    assert row is not None
+    return Billed(*row)
+
+
+def _row(record: UsageRecord, price: Price, billed: Billed) -> dict[str, Any]:
     request_id, tenant_id = UUID(record.request_id), UUID(record.tenant_id)
-    billable = billable_tokens(record, prompt_billed=prompt_billed)
+    billable = billable_tokens(record, billed)
     return msgspec.structs.asdict(record) | {
         "request_id": request_id,
         "tenant_id": tenant_id,

@@ -92,6 +92,51 @@ class UsageEvent(TenantModel):
         return f"{self.request_id}/{self.attempt}"
 
 
+class IdempotencyRecord(TenantModel):
+    """What became of the request that came with an idempotency key; see `billing.idempotency`.
+
+    `answer` is sealed with the tenant's data key. Null where nothing is kept.
+    """
+
+    class State(models.TextChoices):
+        IN_FLIGHT = "in_flight"
+        DONE = "done"
+        FAILED = "failed"
+
+    tenant = models.ForeignKey(
+        "tenants.Tenant", on_delete=models.PROTECT, related_name="idempotency_records", db_index=False
+    )
+    key = models.CharField(max_length=255)
+    fingerprint = models.BinaryField(max_length=32)
+    request_id = models.UUIDField(unique=True)
+    state = models.CharField(max_length=16, choices=State, db_default=State.IN_FLIGHT)
+    attempt = models.PositiveIntegerField(db_default=1)
+    owner = models.CharField(max_length=200)
+    owner_epoch = models.PositiveIntegerField(db_default=1)
+    lease_until = models.DateTimeField()
+    status = models.PositiveSmallIntegerField(null=True)
+    answer = models.BinaryField(null=True)
+    prompt_tokens = models.PositiveIntegerField(null=True)
+    cached_tokens = models.PositiveIntegerField(null=True)
+    output_tokens = models.PositiveIntegerField(null=True)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ("-created_at",)
+        indexes = (models.Index(fields=("expires_at",), name="idempotency_expires"),)
+        constraints = (
+            models.UniqueConstraint(fields=("tenant", "key"), name="idempotency_key_once"),
+            models.CheckConstraint(condition=~Q(key=""), name="idempotency_key_not_empty"),
+            models.CheckConstraint(
+                condition=Q(state__in=("in_flight", "done", "failed")), name="idempotency_state_known"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.request_id}/{self.attempt}"
+
+
 class LedgerEntry(TenantModel):
     """One leg of a balanced transaction: the legs of a `txn_id` sum to zero, checked at commit."""
 

@@ -23,6 +23,16 @@ class BillableTokens(NamedTuple):
 NOTHING = BillableTokens(0, 0, 0)
 
 
+class Billed(NamedTuple):
+    """What other attempts of the same request have billed."""
+
+    prompt: bool
+    output: int
+
+
+NOTHING_BILLED = Billed(prompt=False, output=0)
+
+
 def cost_micro_usd(price: Price, prompt: int, cached: int, output: int) -> int:
     """Cost of one event from the disjoint counts of `BillableTokens`, rounded half to even."""
     picodollars = (
@@ -37,14 +47,19 @@ def cost_micro_usd(price: Price, prompt: int, cached: int, output: int) -> int:
     return quotient
 
 
-def billable_tokens(record: UsageRecord, *, prompt_billed: bool) -> BillableTokens:
-    """Which tokens of `record` bill; `prompt_billed` when another attempt of the request billed it."""
+def billable_tokens(record: UsageRecord, billed: Billed = NOTHING_BILLED) -> BillableTokens:
+    """Which tokens of `record` bill, given what other attempts of the request did.
+
+    In the end a request has billed its prompt once and the output of its longest attempt, in whatever order
+    they were recorded.
+    """
     if record.prompt_tokens == 0:
         return NOTHING
     if record.outcome in _OUR_FAILURES and record.output_tokens == 0:
         return NOTHING
-    if prompt_billed:
-        return BillableTokens(0, 0, record.output_tokens)
+    output = max(record.output_tokens - billed.output, 0)
+    if billed.prompt:
+        return BillableTokens(0, 0, output)
     # A worker that claims more cached than prompt tokens must not make the prompt negative.
     cached = min(record.cached_tokens, record.prompt_tokens)
-    return BillableTokens(record.prompt_tokens - cached, cached, record.output_tokens)
+    return BillableTokens(record.prompt_tokens - cached, cached, output)

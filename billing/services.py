@@ -1,4 +1,4 @@
-"""Writes to billing that people ask for. Usage and ledger rows are written by `billing.ledger` alone."""
+"""Writes to billing that people or the schedule ask for. Usage and ledger rows: `billing.ledger` alone."""
 
 from datetime import datetime
 
@@ -9,6 +9,14 @@ from django.utils import timezone
 from billing.models import Price
 from tenants.audit import audit_write
 from tenants.scoping import alias_current
+
+_EXPIRE = """
+DELETE FROM billing_idempotencyrecord WHERE id IN (
+    SELECT id FROM billing_idempotencyrecord
+    WHERE expires_at <= now() AND (state <> 'in_flight' OR lease_until < now())
+    ORDER BY expires_at LIMIT %s
+)
+"""
 
 
 class PriceBackdated(Exception):
@@ -77,3 +85,18 @@ def price_version_next(*, model: str, effective_from: datetime, now: datetime) -
             f" ({versions['first'].isoformat(timespec='seconds')})"
         )
     return int(versions["newest"]) + 1
+
+
+def idempotency_expire(*, batch: int = 1000) -> int:
+    """Delete the records whose day is over, in transactions of `batch` rows. How many there were.
+
+    Operators only. One whose request still runs is left for the next time.
+    """
+    count = 0
+    while True:
+        with connections[alias_current()].cursor() as cursor:
+            cursor.execute(_EXPIRE, [batch])
+            deleted = int(cursor.rowcount)
+            count += deleted
+            if deleted < batch:
+                return count

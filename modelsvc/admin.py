@@ -1,12 +1,25 @@
 """Admin pages of the model registry: read what is there; the actions call services."""
 
+from django import forms
 from django.contrib import admin, messages
+from django.core.validators import MinValueValidator
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
+from unfold.widgets import UnfoldAdminIntegerFieldWidget
 
 from modelsvc.models import Model, ModelRoute, ModelVersion
-from modelsvc.services import RegistryError, route_switch, version_retire
+from modelsvc.services import RegistryError, route_limit_set, route_switch, version_retire
+from tenants.admin_actions import answer_ask
+
+
+class LimitForm(forms.Form):
+    max_output_tokens = forms.IntegerField(
+        required=False,
+        validators=[MinValueValidator(1)],
+        widget=UnfoldAdminIntegerFieldWidget,
+        help_text="Of one request. Empty: only the context bounds it.",
+    )
 
 
 class RegistryAdmin(ModelAdmin):
@@ -72,7 +85,22 @@ class ModelVersionAdmin(RegistryAdmin):
 
 @admin.register(ModelRoute)
 class ModelRouteAdmin(RegistryAdmin):
-    list_display = ("model", "version", "revision", "updated_at")
+    list_display = ("model", "version", "max_output_tokens", "revision", "updated_at")
     list_select_related = ("model", "version", "version__model")
     search_fields = ("model__slug", "version__digest")
-    readonly_fields = ("model", "version", "revision", "updated_at")
+    readonly_fields = ("model", "version", "max_output_tokens", "revision", "updated_at")
+    actions = ("limit",)
+
+    def has_limit_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("modelsvc.change_modelroute")
+
+    @admin.action(description="Limit the output of the model's requests", permissions=["limit"])
+    def limit(self, request: HttpRequest, queryset: QuerySet[ModelRoute]) -> HttpResponse | None:
+        first = queryset.values("max_output_tokens").first()
+        answer = answer_ask(self, request, queryset, LimitForm, action="limit", title="Set", initial=first)
+        if isinstance(answer, HttpResponse):
+            return answer
+        for route in queryset.select_related("model"):
+            route_limit_set(slug=route.model.slug, actor=request.user.get_username(), **answer)
+        self.message_user(request, "Set: gateways follow at once.", messages.SUCCESS)
+        return None

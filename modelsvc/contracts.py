@@ -9,7 +9,8 @@ class ModelRoute:
     """The version of a model that requests run on now.
 
     `digest` is the weights' digest (see `gpuworker.manifest`). The tokenizer and the chat template lie in
-    the weight store under that digest. `max_context_tokens` bounds prompt plus output.
+    the weight store under that digest. `max_context_tokens` bounds prompt plus output,
+    `max_output_tokens` the output alone; None where only the context does.
     """
 
     slug: str
@@ -18,3 +19,4 @@ class ModelRoute:
     owned_by: str
     created_at: datetime
     revision: int
+    max_output_tokens: int | None = None

@@ -6,7 +6,7 @@ usage rows name models and digests for as long as there are bills.
 
 from typing import ClassVar
 
-from django.core.validators import RegexValidator
+from django.core.validators import MinValueValidator, RegexValidator
 from django.db import models
 
 from tenants.ids import uuid7_now
@@ -78,12 +78,18 @@ class ModelVersion(models.Model):
 
 
 class ModelRoute(models.Model):
-    """The version a model's requests run on now. `revision` counts the switches, so an old copy shows."""
+    """The version a model's requests run on now, and how much they may generate.
+
+    `revision` counts the changes, so an old copy shows.
+    """
 
     tenancy: ClassVar[Tenancy] = "global"
 
     model = models.OneToOneField(Model, on_delete=models.PROTECT, primary_key=True, related_name="route")
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="routes")
+    max_output_tokens = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Of one request. Empty: no bound."
+    )
     revision = models.PositiveBigIntegerField()
     updated_at = models.DateTimeField(auto_now=True)
 
@@ -91,6 +97,7 @@ class ModelRoute(models.Model):
         ordering = ("model__slug",)
         constraints = (
             models.CheckConstraint(name="route_revision_positive", condition=models.Q(revision__gt=0)),
+            models.CheckConstraint(name="route_output_positive", condition=models.Q(max_output_tokens__gt=0)),
         )
 
     def __str__(self) -> str:

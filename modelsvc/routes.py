@@ -6,7 +6,8 @@ from psycopg.rows import class_row
 from modelsvc.contracts import ModelRoute
 
 _ROUTES = """
-SELECT m.slug, v.digest, v.max_context_tokens, m.owned_by, m.created_at, r.revision
+SELECT m.slug, v.digest, v.max_context_tokens, m.owned_by, m.created_at, r.revision,
+       r.max_output_tokens
 FROM modelsvc_modelroute r
 JOIN modelsvc_modelversion v ON v.id = r.version_id
 JOIN modelsvc_model m ON m.id = r.model_id

@@ -27,6 +27,10 @@ class VersionUnknown(RegistryError):
     code = "version_unknown"
 
 
+class RouteUnknown(RegistryError):
+    code = "route_unknown"
+
+
 class VersionConflict(RegistryError):
     """The same weights are already a version of another model."""
 
@@ -82,6 +86,24 @@ def route_switch(*, slug: str, digest: str, actor: str) -> ModelRoute:
             route.revision += 1
             route.save(update_fields=("version", "revision", "updated_at"))
         _audit(actor, "route.switch", slug, {"before": before, "after": digest, "revision": route.revision})
+        return route
+
+
+def route_limit_set(*, slug: str, max_output_tokens: int | None, actor: str) -> ModelRoute:
+    """Bounds the output of the model's next requests, whichever version runs. Raises ModelUnknown,
+    RouteUnknown, ValidationError."""
+    with transaction.atomic(using=alias_current()):
+        route = ModelRoute.objects.filter(model=_model_lock(slug)).first()
+        if route is None:
+            raise RouteUnknown(f"{slug} has no route yet")
+        if route.max_output_tokens == max_output_tokens:
+            return route
+        before, route.max_output_tokens = route.max_output_tokens, max_output_tokens
+        route.revision += 1
+        route.clean_fields()
+        route.save(update_fields=("max_output_tokens", "revision", "updated_at"))
+        diff = {"before": before, "after": max_output_tokens, "revision": route.revision}
+        _audit(actor, "route.limit", slug, diff)
         return route
 
 

@@ -19,9 +19,14 @@ FOLDERS = {
 
 
 def suites_built(verb: str) -> list[str]:
-    """Modules of the verb's folder that run as a program; helpers beside them do not."""
-    modules = sorted(FOLDERS[verb].glob("*.py"))
-    return [path.stem for path in modules if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+    """Modules and packages of the verb's folder that run as a program; helpers beside them do not."""
+    programs = [path for path in FOLDERS[verb].glob("*.py") if _is_program(path)]
+    packages = [path.parent for path in FOLDERS[verb].glob("*/__main__.py")]
+    return sorted(path.stem for path in (*programs, *packages))
+
+
+def _is_program(path: Path) -> bool:
+    return '__name__ == "__main__"' in path.read_text(encoding="utf-8")
 
 
 def suite_command(verb: str, suite: str) -> list[str]:

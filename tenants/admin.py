@@ -1,5 +1,6 @@
 """Admin pages of this app. Every write is a service's, but of accounts, which Django's own forms write."""
 
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -13,9 +14,10 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
-from unfold.widgets import UnfoldAdminTextareaWidget
 
 from tenants import services
+from tenants.admin_actions import answer_ask
+from tenants.admin_forms import ApiKeyForm, KeyLimitForm, TenantCloseForm, TenantSettingsForm
 from tenants.audit import Value, audit_write
 from tenants.models import ApiKey, AuditEntry, Member, Tenant, User
 from tenants.scoping import alias_current
@@ -95,32 +97,72 @@ class ServiceAdmin(ModelAdmin):
 
 @admin.register(Tenant)
 class TenantAdmin(ServiceAdmin):
-    list_display = ("slug", "name", "status", "created_at")
+    list_display = ("slug", "name", "status", "zero_retention", "max_output_tokens", "created_at")
     list_filter = ("status",)
     search_fields = ("slug", "name")
-    fields = ("slug", "name")
-    actions = ("suspend", "resume")
+    fields = ("slug", "name", "zero_retention", "max_output_tokens")
+    actions = ("suspend", "resume", "settings", "close")
 
     def get_fields(self, request: HttpRequest, obj: Tenant | None = None) -> tuple[str, ...]:
-        return ("slug", "name") if obj is None else ("id", "slug", "name", "status", "created_at")
+        if obj is None:
+            return ("slug", "name", "zero_retention", "max_output_tokens")
+        return ("id", "slug", "name", "status", "zero_retention", "max_output_tokens", "created_at")
 
     def save_model(
         self, request: HttpRequest, obj: Tenant, form: "forms.ModelForm[Tenant]", change: bool
     ) -> None:
-        created = services.tenant_create(slug=obj.slug, name=obj.name, actor=request.user.get_username())
+        created = services.tenant_create(
+            slug=obj.slug,
+            name=obj.name,
+            actor=request.user.get_username(),
+            zero_retention=obj.zero_retention,
+            max_output_tokens=obj.max_output_tokens,
+        )
         obj.id = created.id
 
     @admin.action(description="Suspend selected tenants", permissions=["manage"])
     def suspend(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> None:
-        for tenant in queryset:
-            services.tenant_suspend(tenant_id=tenant.id, actor=request.user.get_username())
-        self.message_user(request, "Suspended: their keys no longer work.", messages.SUCCESS)
+        self._each(request, queryset, "Suspended: their keys no longer work.", services.tenant_suspend)
 
     @admin.action(description="Resume selected tenants", permissions=["manage"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> None:
+        self._each(request, queryset, "Resumed: their keys work again.", services.tenant_resume)
+
+    @admin.action(description="Change settings of selected tenants", permissions=["manage"])
+    def settings(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> HttpResponse | None:
+        names = ("zero_retention", "max_output_tokens")
+        first = queryset.values(*names).first()
+        answer = answer_ask(
+            self, request, queryset, TenantSettingsForm, action="settings", title="Set", initial=first
+        )
+        if isinstance(answer, HttpResponse):
+            return answer
+        self._each(request, queryset, "Set.", services.tenant_settings_set, **answer)
+        return None
+
+    @admin.action(description="Close selected tenants for good", permissions=["manage"])
+    def close(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> HttpResponse | None:
+        answer = answer_ask(self, request, queryset, TenantCloseForm, action="close", title="Close for good")
+        if isinstance(answer, HttpResponse):
+            return answer
+        self._each(request, queryset, "Closed for good.", services.tenant_close, **answer)
+        return None
+
+    def _each(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[Tenant],
+        done: str,
+        service: Callable[..., Tenant],
+        **arguments: Any,
+    ) -> None:
         for tenant in queryset:
-            services.tenant_resume(tenant_id=tenant.id, actor=request.user.get_username())
-        self.message_user(request, "Resumed: their keys work again.", messages.SUCCESS)
+            try:
+                service(tenant_id=tenant.id, actor=request.user.get_username(), **arguments)
+            except services.TenantClosed as refusal:
+                self.message_user(request, f"{refusal}.", messages.ERROR)
+            else:
+                self.message_user(request, f"{tenant.slug}: {done}", messages.SUCCESS)
 
 
 @admin.register(Member)
@@ -141,23 +183,6 @@ class MemberAdmin(ServiceAdmin):
         obj.id = added.id
 
 
-class ApiKeyForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
-    """What a new key may do. The key itself is made by the service."""
-
-    allowed_models = forms.CharField(
-        required=False,
-        widget=UnfoldAdminTextareaWidget({"rows": 2}),
-        help_text="Model names separated by spaces. Empty: every model.",
-    )
-
-    class Meta:
-        model = ApiKey
-        fields = ("tenant", "name", "allowed_models", "expires_at")
-
-    def clean_allowed_models(self) -> list[str] | None:
-        return self.cleaned_data["allowed_models"].split() or None
-
-
 @admin.register(ApiKey)
 class ApiKeyAdmin(ServiceAdmin):
     list_display = ("name", "tenant", "public_id", "last4", "created_at", "expires_at", "revoked_at")
@@ -166,13 +191,14 @@ class ApiKeyAdmin(ServiceAdmin):
     search_fields = ("name", "public_id", "tenant__slug")
     autocomplete_fields = ("tenant",)
     form = ApiKeyForm
-    actions = ("revoke",)
+    actions = ("revoke", "limit")
 
     def get_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> tuple[str, ...]:
         if obj is None:
-            return ("tenant", "name", "allowed_models", "expires_at")
+            return ("tenant", "name", "allowed_models", "expires_at", "max_open_requests")
         return (
-            *("tenant", "name", "public_id", "last4", "scopes", "allowed_models", "created_by"),
+            *("tenant", "name", "public_id", "last4", "scopes", "allowed_models", "max_open_requests"),
+            "created_by",
             *("created_at", "expires_at", "revoked_at", "last_used_at"),
         )
 
@@ -185,6 +211,7 @@ class ApiKeyAdmin(ServiceAdmin):
             actor=request.user.get_username(),
             allowed_models=form.cleaned_data["allowed_models"],
             expires_at=obj.expires_at,
+            max_open_requests=obj.max_open_requests,
             created_by=request.user if isinstance(request.user, User) else None,
         )
         obj.id, obj.public_id, obj.last4 = issued.key.id, issued.key.public_id, issued.key.last4
@@ -210,6 +237,19 @@ class ApiKeyAdmin(ServiceAdmin):
                 tenant_id=key.tenant_id, key_id=key.id, actor=request.user.get_username(), reason="admin"
             )
         self.message_user(request, "Revoked: these keys no longer work.", messages.SUCCESS)
+
+    @admin.action(description="Limit the open requests of selected keys", permissions=["manage"])
+    def limit(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> HttpResponse | None:
+        first = queryset.values("max_open_requests").first()
+        answer = answer_ask(self, request, queryset, KeyLimitForm, action="limit", title="Set", initial=first)
+        if isinstance(answer, HttpResponse):
+            return answer
+        for key in queryset:
+            services.key_limit_set(
+                tenant_id=key.tenant_id, key_id=key.id, actor=request.user.get_username(), **answer
+            )
+        self.message_user(request, "Set: gateways follow at once.", messages.SUCCESS)
+        return None
 
 
 @admin.register(AuditEntry)

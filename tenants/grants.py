@@ -3,34 +3,75 @@
 Runs as the gateway's role, which reads the key and tenant tables and writes neither.
 """
 
+import logging
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import psycopg
+from psycopg.rows import dict_row
 
 from tenants.contracts import KeyGrant
+from tenants.data_keys import DataKeyUnreadable, WrappedKey, data_key_unwrap
 
 SNAPSHOT_CHANNEL = "sluice_snapshot"  # NOTIFY channel; the payload is the name of the table that changed
 
 _LIVE_KEYS = """
-    SELECT k.id, k.public_id, k.digest, k.tenant_id, t.name, k.scopes, k.allowed_models, k.expires_at
+    SELECT k.id, k.public_id, k.digest, k.tenant_id, t.name, k.scopes, k.allowed_models, k.expires_at,
+           k.max_open_requests, t.zero_retention, t.max_output_tokens
     FROM tenants_apikey k JOIN tenants_tenant t ON t.id = k.tenant_id
     WHERE t.status = 'active' AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > now())
 """
+_DATA_KEYS = """
+    SELECT d.tenant_id, d.master_key_id, d.wrapped
+    FROM tenants_tenantdatakey d JOIN tenants_tenant t ON t.id = d.tenant_id WHERE t.status = 'active'
+"""
+
+logger = logging.getLogger(__name__)
 
 
-async def grants_load(conn: psycopg.AsyncConnection[Any]) -> list[KeyGrant]:
-    """A grant for each key usable now; the caller checks `expires_at` again when the key is used."""
-    rows = await (await conn.execute(_LIVE_KEYS)).fetchall()
+async def grants_load(conn: psycopg.AsyncConnection[Any], master_keys: Sequence[bytes]) -> list[KeyGrant]:
+    """A grant for each key usable now; the caller checks `expires_at` again when the key is used.
+
+    A tenant whose data key cannot be unwrapped is left out with an error in the log, so that it does not keep
+    the others' changes away. Raises DataKeyUnreadable when that is so of all: the master key is wrong.
+    """
+    data_keys = await _data_keys_load(conn, master_keys)
+    async with conn.cursor(row_factory=dict_row) as cursor:
+        await cursor.execute(_LIVE_KEYS)
+        rows = await cursor.fetchall()
     return [
         KeyGrant(
-            key_id=key_id,
-            public_id=public_id,
-            digest=bytes(digest),
-            tenant_id=tenant_id,
-            tenant_name=tenant_name,
-            scopes=frozenset(scopes),
-            models=None if models is None else frozenset(models),
-            expires_at=expires_at,
+            key_id=row["id"],
+            public_id=row["public_id"],
+            digest=bytes(row["digest"]),
+            tenant_id=row["tenant_id"],
+            tenant_name=row["name"],
+            scopes=frozenset(row["scopes"]),
+            models=None if row["allowed_models"] is None else frozenset(row["allowed_models"]),
+            expires_at=row["expires_at"],
+            data_key=data_keys[row["tenant_id"]],
+            zero_retention=row["zero_retention"],
+            max_output_tokens=row["max_output_tokens"],
+            max_open_requests=row["max_open_requests"],
         )
-        for key_id, public_id, digest, tenant_id, tenant_name, scopes, models, expires_at in rows
+        for row in rows
+        if row["tenant_id"] in data_keys
     ]
+
+
+async def _data_keys_load(
+    conn: psycopg.AsyncConnection[Any], master_keys: Sequence[bytes]
+) -> dict[UUID, bytes]:
+    data_keys: dict[UUID, bytes] = {}
+    failure: DataKeyUnreadable | None = None
+    for tenant_id, master_key_id, wrapped in await (await conn.execute(_DATA_KEYS)).fetchall():
+        try:
+            stored = WrappedKey(master_key_id, bytes(wrapped))
+            data_keys[tenant_id] = data_key_unwrap(master_keys, tenant_id, stored)
+        except DataKeyUnreadable as error:
+            logger.error("grants: a tenant is left out: %s", error)
+            failure = error
+    if failure is not None and not data_keys:
+        raise failure
+    return data_keys

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from django.contrib.auth.models import AbstractUser
 from django.contrib.postgres.fields import ArrayField
+from django.core.validators import MinValueValidator
 from django.db import models
 
 from tenants.ids import uuid7_now
@@ -19,30 +20,56 @@ class User(AbstractUser):
 
 
 class Tenant(TenantModel):
-    """A customer: the root of every quota, bill and cache key."""
+    """A customer: the root of every quota, bill and cache key.
+
+    `zero_retention`: no text of theirs is kept, not even for a replay. `max_output_tokens` bounds a request.
+    """
 
     tenant_field: ClassVar[str] = "id"
 
     class Status(models.TextChoices):
         ACTIVE = "active"
         SUSPENDED = "suspended"
+        CLOSED = "closed"  # for good: the data key is destroyed
 
     id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
     slug = models.SlugField(max_length=63, unique=True)
     name = models.CharField(max_length=200)
     status = models.CharField(max_length=16, choices=Status, default=Status.ACTIVE)
+    zero_retention = models.BooleanField(default=False, help_text="Keep no answer, not even for a replay.")
+    max_output_tokens = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Of one request. Empty: no bound."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         ordering = ("slug",)
         constraints = (
             models.CheckConstraint(
-                name="tenant_status_known", condition=models.Q(status__in=("active", "suspended"))
+                name="tenant_status_known", condition=models.Q(status__in=("active", "suspended", "closed"))
+            ),
+            models.CheckConstraint(
+                name="tenant_output_positive", condition=models.Q(max_output_tokens__gt=0)
             ),
         )
 
     def __str__(self) -> str:
         return self.name
+
+
+class TenantDataKey(TenantModel):
+    """A tenant's data key, wrapped by a master key (see `data_keys`). A closed tenant has none any more."""
+
+    tenant = models.OneToOneField(Tenant, on_delete=models.PROTECT, primary_key=True, related_name="data_key")
+    master_key_id = models.CharField(max_length=16)
+    wrapped = models.BinaryField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("tenant",)
+
+    def __str__(self) -> str:
+        return f"data key of {self.tenant_id}"
 
 
 class Member(TenantModel):
@@ -75,7 +102,10 @@ class Member(TenantModel):
 
 
 class ApiKey(TenantModel):
-    """An issued key, of which only a keyed digest is kept. `allowed_models` null: every model."""
+    """An issued key, of which only a keyed digest is kept. `allowed_models` null: every model.
+
+    `max_open_requests` bounds how many of its requests are served at a time; null: the gateway's own bound.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="api_keys")
@@ -86,6 +116,9 @@ class ApiKey(TenantModel):
     last4 = models.CharField(max_length=4)
     scopes = ArrayField(models.CharField(max_length=40))
     allowed_models = ArrayField(models.CharField(max_length=200), null=True, blank=True)
+    max_open_requests = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1)], help_text="Empty: no bound of its own."
+    )
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
@@ -95,6 +128,9 @@ class ApiKey(TenantModel):
     class Meta:
         ordering = ("-created_at",)
         verbose_name = "API key"
+        constraints = (
+            models.CheckConstraint(name="key_requests_positive", condition=models.Q(max_open_requests__gt=0)),
+        )
 
     def __str__(self) -> str:
         return f"{self.name} ({self.public_id}…{self.last4})"

@@ -1,7 +1,7 @@
 """Writes of this app. Keyword-only, one transaction each, with an audit entry in it.
 
-Accounts and tenants are made and changed by operators (inside `operator_scope()`); the database refuses the
-application role. Keys and members are also the tenant's own business.
+Tenants are made and changed by operators (inside `operator_scope()`); the database refuses the application
+role. Keys and members are also the tenant's own business.
 """
 
 from collections.abc import Iterable
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connections
 from django.utils import timezone
 
-from config.environment import key_pepper
+from config.environment import key_pepper, master_keys
 from tenants.audit import audit_write
+from tenants.data_keys import data_key_generate, data_key_wrap
 from tenants.ids import uuid7_now
 from tenants.keys import SCOPES, key_digest, key_generate, key_parse
-from tenants.models import ApiKey, Member, Tenant, User
+from tenants.models import ApiKey, Member, Tenant, TenantDataKey, User
 from tenants.scoping import alias_current, tenant_scope
 
 
@@ -28,6 +29,12 @@ class TenantsError(Exception):
 
 class TenantUnknown(TenantsError):
     code = "tenant_unknown"
+
+
+class TenantClosed(TenantsError):
+    """Its data key is destroyed: nothing brings the tenant back."""
+
+    code = "tenant_closed"
 
 
 class UnknownScope(TenantsError):
@@ -46,40 +53,56 @@ class IssuedKey:
     plaintext: str
 
 
-def superuser_create(*, username: str, password: str, actor: str) -> User:
-    with transaction.atomic(using=alias_current()):
-        user = User.objects.create_superuser(username, password=password)
-        audit_write(
-            tenant_id=None, actor=actor, action="user.create", target=username, diff={"is_superuser": True}
-        )
-    return user
-
-
-def password_set(*, user: User, password: str, actor: str) -> None:
-    """Ends every session of the user, too."""
-    with transaction.atomic(using=alias_current()):
-        user.set_password(password)
-        user.save(update_fields=["password"])
-        audit_write(
-            tenant_id=None,
-            actor=actor,
-            action="user.change",
-            target=user.get_username(),
-            diff={"changed": ["password"]},
-        )
-
-
-def tenant_create(*, slug: str, name: str, actor: str) -> Tenant:
-    tenant = Tenant(id=uuid7_now(), slug=slug, name=name)
+def tenant_create(
+    *,
+    slug: str,
+    name: str,
+    actor: str,
+    zero_retention: bool = False,
+    max_output_tokens: int | None = None,
+) -> Tenant:
+    """With a data key of its own. Raises ValidationError."""
+    settings = {"zero_retention": zero_retention, "max_output_tokens": max_output_tokens}
+    tenant = Tenant(id=uuid7_now(), slug=slug, name=name, **settings)
     with tenant_scope(tenant.id):
         tenant.full_clean()
         tenant.save(force_insert=True)
+        wrapped = data_key_wrap(master_keys(), tenant.id, data_key_generate())
+        TenantDataKey.objects.create(tenant=tenant, **wrapped._asdict())
         audit_write(
             tenant_id=tenant.id,
             actor=actor,
             action="tenant.create",
             target=slug,
-            diff={"slug": slug, "name": name},
+            diff={"slug": slug, "name": name, **settings},
+        )
+    return tenant
+
+
+def tenant_settings_set(
+    *, tenant_id: UUID, zero_retention: bool, max_output_tokens: int | None, actor: str
+) -> Tenant:
+    """The gateways hear of it at the commit. Raises TenantUnknown, TenantClosed, ValidationError."""
+    after = {"zero_retention": zero_retention, "max_output_tokens": max_output_tokens}
+    with tenant_scope(tenant_id):
+        tenant = _tenant_lock(tenant_id)
+        before = {name: getattr(tenant, name) for name in after}
+        if before == after:
+            return tenant
+        for name, value in after.items():
+            setattr(tenant, name, value)
+        tenant.clean_fields()
+        tenant.save(update_fields=list(after))
+        audit_write(
+            tenant_id=tenant_id,
+            actor=actor,
+            action="tenant.settings",
+            target=tenant.slug,
+            diff={
+                f"{name}_{when}": value
+                for when, values in (("before", before), ("after", after))
+                for name, value in values.items()
+            },
         )
     return tenant
 
@@ -93,11 +116,42 @@ def tenant_resume(*, tenant_id: UUID, actor: str, reason: str = "") -> Tenant:
     return _status_set(tenant_id, Tenant.Status.ACTIVE, actor=actor, reason=reason)
 
 
+def tenant_close(*, tenant_id: UUID, actor: str, reason: str) -> Tenant:
+    """For good: every key is revoked and the data key destroyed, so nothing kept of the tenant can be read.
+
+    Usage, ledger and audit rows stay. Raises TenantUnknown, TenantClosed.
+    """
+    with tenant_scope(tenant_id):
+        tenant = _tenant_lock(tenant_id)
+        live = ApiKey.objects.select_for_update().filter(revoked_at__isnull=True).order_by("id")
+        revoked = [key.public_id for key in live]
+        live.update(revoked_at=timezone.now())
+        TenantDataKey.objects.all().delete()
+        before, tenant.status = tenant.status, Tenant.Status.CLOSED
+        tenant.save(update_fields=["status"])
+        audit_write(
+            tenant_id=tenant_id,
+            actor=actor,
+            action="tenant.close",
+            target=tenant.slug,
+            diff={"before": before, "reason": reason, "keys_revoked": revoked},
+        )
+    return tenant
+
+
+def _tenant_lock(tenant_id: UUID) -> Tenant:
+    """The tenant in scope, locked against every other change of it. Raises TenantUnknown, TenantClosed."""
+    tenant = Tenant.objects.select_for_update().first()
+    if tenant is None:
+        raise TenantUnknown(f"no tenant has the id {tenant_id}")
+    if tenant.status == Tenant.Status.CLOSED:
+        raise TenantClosed(f"tenant {tenant.slug} is closed for good")
+    return tenant
+
+
 def _status_set(tenant_id: UUID, status: Tenant.Status, *, actor: str, reason: str) -> Tenant:
     with tenant_scope(tenant_id):
-        tenant = Tenant.objects.select_for_update().first()
-        if tenant is None:
-            raise TenantUnknown(f"no tenant has the id {tenant_id}")
+        tenant = _tenant_lock(tenant_id)
         if tenant.status == status:
             return tenant
         before, tenant.status = tenant.status, status
@@ -135,11 +189,12 @@ def key_issue(
     scopes: Iterable[str] = ("completions",),
     allowed_models: Iterable[str] | None = None,
     expires_at: datetime | None = None,
+    max_open_requests: int | None = None,
     created_by: User | None = None,
 ) -> IssuedKey:
     """A new key for a tenant; every gateway knows it within a moment of the commit.
 
-    Raises UnknownScope, ValidationError.
+    Raises UnknownScope, TenantClosed, ValidationError.
     """
     wanted = sorted(set(scopes))
     if unknown := [scope for scope in wanted if scope not in SCOPES]:
@@ -157,11 +212,17 @@ def key_issue(
         scopes=wanted,
         allowed_models=models,
         expires_at=expires_at,
+        max_open_requests=max_open_requests,
         created_by=created_by,
     )
     with tenant_scope(tenant_id):
         key.full_clean()
         key.save(force_insert=True)
+        # The foreign key, looked at now, waits for a close in progress: that close is seen, or sees this key.
+        with connections[alias_current()].cursor() as cursor:
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        if Tenant.objects.filter(status=Tenant.Status.CLOSED).exists():
+            raise TenantClosed(f"tenant {tenant_id} is closed for good")
         audit_write(
             tenant_id=tenant_id,
             actor=actor,
@@ -172,17 +233,42 @@ def key_issue(
                 "scopes": wanted,
                 "models": models,
                 "expires_at": expires_at.isoformat() if expires_at else None,
+                "max_open_requests": max_open_requests,
             },
         )
     return IssuedKey(key=key, plaintext=plaintext)
 
 
+def key_limit_set(*, tenant_id: UUID, key_id: UUID, max_open_requests: int | None, actor: str) -> ApiKey:
+    """Of its requests served at a time. Operators only. Raises KeyUnknown, ValidationError."""
+    with tenant_scope(tenant_id):
+        key = _key_lock(tenant_id, key_id)
+        if key.max_open_requests == max_open_requests:
+            return key
+        before, key.max_open_requests = key.max_open_requests, max_open_requests
+        key.clean_fields()
+        key.save(update_fields=["max_open_requests"])
+        audit_write(
+            tenant_id=tenant_id,
+            actor=actor,
+            action="key.limit",
+            target=key.public_id,
+            diff={"before": before, "after": max_open_requests},
+        )
+    return key
+
+
+def _key_lock(tenant_id: UUID, key_id: UUID) -> ApiKey:
+    key = ApiKey.objects.select_for_update().filter(id=key_id).first()
+    if key is None:
+        raise KeyUnknown(f"tenant {tenant_id} has no key {key_id}")
+    return key
+
+
 def key_revoke(*, tenant_id: UUID, key_id: UUID, actor: str, reason: str = "") -> ApiKey:
     """The key stops working everywhere; revoking it again changes nothing."""
     with tenant_scope(tenant_id):
-        key = ApiKey.objects.select_for_update().filter(id=key_id).first()
-        if key is None:
-            raise KeyUnknown(f"tenant {tenant_id} has no key {key_id}")
+        key = _key_lock(tenant_id, key_id)
         if key.revoked_at is None:
             key.revoked_at = timezone.now()
             key.save(update_fields=["revoked_at"])

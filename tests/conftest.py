@@ -7,6 +7,7 @@ A server that already runs on this machine is never used: what the environment s
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -33,6 +34,7 @@ from tenants.scoping import operator_scope
 for _name in ("DATABASE_URL", "REDIS_URL", *(name for name in os.environ if name.startswith("SLUICE_DB_"))):
     os.environ.pop(_name, None)
 os.environ["SLUICE_KEY_PEPPER"] = secrets.token_hex(32)
+os.environ["SLUICE_MASTER_KEY"] = secrets.token_hex(32)
 
 TEMPLATE = "sluice_template"
 ALIASES = {"default": "app", "operator": "operator", "owner": "owner"}
@@ -98,6 +100,32 @@ def database_template(postgres: PostgresServer, django_db_blocker: DjangoDbBlock
     return urls
 
 
+@contextmanager
+def database_clone(
+    postgres: PostgresServer, template: Mapping[str, str], blocker: DjangoDbBlocker
+) -> Iterator[Database]:
+    """A fresh clone of the migrated template, while Django's aliases point at it."""
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(postgres.url, autocommit=True) as admin:
+        # Half the time of the default strategy, which writes every page to the log as well.
+        clone = sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {} STRATEGY FILE_COPY")
+        owner = urlsplit(template["owner"]).username or ""
+        admin.execute(clone.format(*map(sql.Identifier, (name, TEMPLATE, owner))))
+    urls = {role: _with_database(url, name) for role, url in template.items()}
+    with blocker.unblock():
+        _aliases_point(urls)
+        try:
+            yield Database(
+                name=name,
+                admin_url=_with_database(postgres.url, name),
+                **{f"{role}_url": url for role, url in urls.items()},
+            )
+        finally:
+            _aliases_close()
+            with psycopg.connect(postgres.url, autocommit=True) as admin:
+                admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
 @pytest.fixture
 def database(
     postgres: PostgresServer,
@@ -105,27 +133,11 @@ def database(
     django_db_blocker: DjangoDbBlocker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Database]:
-    """A fresh clone of the migrated template; Django's aliases and the SLUICE_DB_ variables point at it."""
-    name = f"test_{secrets.token_hex(6)}"
-    with psycopg.connect(postgres.url, autocommit=True) as admin:
-        # Half the time of the default strategy, which writes every page to the log as well.
-        clone = sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {} STRATEGY FILE_COPY")
-        owner = urlsplit(database_template["owner"]).username or ""
-        admin.execute(clone.format(*map(sql.Identifier, (name, TEMPLATE, owner))))
-    urls = {role: _with_database(url, name) for role, url in database_template.items()}
-    clone_database = Database(
-        name=name,
-        admin_url=_with_database(postgres.url, name),
-        **{f"{role}_url": url for role, url in urls.items()},
-    )
-    for variable, url in clone_database.environment().items():
-        monkeypatch.setenv(variable, url)
-    with django_db_blocker.unblock():
-        _aliases_point(urls)
-        yield clone_database
-        _aliases_close()
-    with psycopg.connect(postgres.url, autocommit=True) as admin:
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    """A database of this test's own; Django's aliases and the SLUICE_DB_ variables point at it."""
+    with database_clone(postgres, database_template, django_db_blocker) as clone:
+        for variable, url in clone.environment().items():
+            monkeypatch.setenv(variable, url)
+        yield clone
 
 
 @pytest.fixture

@@ -69,6 +69,36 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name='IdempotencyRecord',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('key', models.CharField(max_length=255)),
+                ('fingerprint', models.BinaryField(max_length=32)),
+                ('request_id', models.UUIDField(unique=True)),
+                ('state', models.CharField(choices=[('in_flight', 'In Flight'), ('done', 'Done'), ('failed', 'Failed')], db_default='in_flight', max_length=16)),
+                ('attempt', models.PositiveIntegerField(db_default=1)),
+                ('owner', models.CharField(max_length=200)),
+                ('owner_epoch', models.PositiveIntegerField(db_default=1)),
+                ('lease_until', models.DateTimeField()),
+                ('status', models.PositiveSmallIntegerField(null=True)),
+                ('answer', models.BinaryField(null=True)),
+                ('prompt_tokens', models.PositiveIntegerField(null=True)),
+                ('cached_tokens', models.PositiveIntegerField(null=True)),
+                ('output_tokens', models.PositiveIntegerField(null=True)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('expires_at', models.DateTimeField()),
+                ('tenant', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='idempotency_records', to='tenants.tenant')),
+            ],
+            options={
+                'ordering': ('-created_at',),
+                'indexes': [models.Index(fields=['expires_at'], name='idempotency_expires')],
+                'constraints': [models.UniqueConstraint(fields=('tenant', 'key'), name='idempotency_key_once'), models.CheckConstraint(condition=models.Q(('key', ''), _negated=True), name='idempotency_key_not_empty'), models.CheckConstraint(condition=models.Q(('state__in', ('in_flight', 'done', 'failed'))), name='idempotency_state_known')],
+            },
+            managers=[
+                ('unscoped', django.db.models.manager.Manager()),
+            ],
+        ),
+        migrations.CreateModel(
             name='UsageConflict',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

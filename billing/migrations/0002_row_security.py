@@ -7,6 +7,11 @@ from tenants.rls import append_only, enable_rls, grant_global
 READ = ("SELECT",)
 ADD = ("SELECT", "INSERT")
 READ_WRITE = ("SELECT", "INSERT", "UPDATE")
+# What a record is of (tenant, key, fingerprint, request id) and when it ends stay as they were written.
+IDEMPOTENCY_PROGRESS = (
+    "state, attempt, owner, owner_epoch, lease_until, status, answer, "
+    "prompt_tokens, cached_tokens, output_tokens"
+)
 
 # Deferred to the commit, when `app.tenant_id` may already name another tenant, or none: row security would then
 # hide the legs and the sum of nothing is zero. So the function looks through the eyes of the entry's own tenant;
@@ -60,6 +65,18 @@ class Migration(migrations.Migration):
         ),
         enable_rls("billing_usageconflict", app=READ, operator=ADD, gateway=ADD),
         append_only("billing_usageconflict"),
+        # A record is deleted once its day is over: by the gateway that meets it, or by the hourly clean-up.
+        enable_rls(
+            "billing_idempotencyrecord",
+            app=READ,
+            operator=("SELECT", "DELETE"),
+            gateway=(*ADD, f"UPDATE ({IDEMPOTENCY_PROGRESS})", "DELETE"),
+        ),
+        # Answers arrive compressed and encrypted: trying to compress them again is in vain.
+        migrations.RunSQL(
+            "ALTER TABLE billing_idempotencyrecord ALTER COLUMN answer SET STORAGE EXTERNAL",
+            "ALTER TABLE billing_idempotencyrecord ALTER COLUMN answer SET STORAGE EXTENDED",
+        ),
         enable_rls("billing_workerusage", app=READ, operator=READ_WRITE),
         grant_global("billing_collectcursor", operator=READ_WRITE),
     ]

@@ -128,8 +128,8 @@ class Detokenizer:
             self.prompt_text = text[: len(text) - self._decoder.prompt_pending]
 
     @property
-    def stopped(self) -> bool:
-        """A stop string matched; nothing more will be shown."""
+    def stopped_by(self) -> str:
+        """The stop string that matched, or "". After it nothing more will be shown."""
         return self._matcher.matched
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
@@ -141,7 +141,7 @@ class Detokenizer:
     def flush(self, *, is_cut: bool = False) -> str:
         """At the end of the row: everything held back, unless a stop string matched. `is_cut`: the model had
         not ended, so the bytes of an unfinished character stand for nothing and are left out."""
-        if self.stopped:
+        if self.stopped_by:
             return ""
         held = self._decoder.flush()
         return self._matcher.feed(held.rstrip(REPLACEMENT) if is_cut else held) + self._matcher.flush()

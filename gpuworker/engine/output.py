@@ -118,6 +118,7 @@ class StepOutput:
                     choice=sequence.key.choice,
                     reason=sequence.reason,
                     output_tokens=sequence.output_len,
+                    stopped_by=sequence.stopped_by,
                 )
             )
         if not request.open:
@@ -152,4 +153,5 @@ def _end(request: Request, now_ms: float) -> End:
         decode_ms=round(now_ms - first_token),
         preemptions=request.preemptions,
         message=next((sequence.message for sequence in request.sequences if sequence.message), ""),
+        stopped_by=first.stopped_by,
     )

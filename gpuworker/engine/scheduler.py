@@ -188,7 +188,7 @@ class Scheduler:
             sequence.first_token_ms = now_ms
         sequence.reason = sink.token(sequence, sampled)
         if not sequence.reason and sampled.token in sequence.stop_ids:
-            sequence.reason = "stop"
+            sequence.reason, sequence.stopped_by = "stop", sampled.token
         elif not sequence.reason and sequence.output_len >= sequence.max_tokens:
             sequence.reason = "length"
 

@@ -60,6 +60,7 @@ class Sequence:
         "started_ms",
         "status",
         "stop_ids",
+        "stopped_by",
         "table_told",
         "token_ids",
         "waits_for_grammar",
@@ -107,6 +108,7 @@ class Sequence:
         self.prompt_reported = 1  # prompt positions before this one had their logprobs reported
         self.preemptions = 0
         self.reason = ""  # End.reason, once decided
+        self.stopped_by: str | int | None = None  # the stop string, or the id, that ended it
         self.message = ""
         self.arrived_ms = now_ms
         self.deadline_ms = now_ms + submit.deadline_ms

@@ -25,7 +25,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._automata = [_Automaton(stop) for stop in dict.fromkeys(stops) if stop]
         self._held = ""
-        self.matched = False
+        self.matched = ""  # the stop string that did
 
     def feed(self, text: str) -> str:
         """The text that may be shown now. Empty once a stop string has matched."""
@@ -40,8 +40,9 @@ class StopMatcher:
                 if automaton.step(text[end]):
                     completed = max(completed, automaton.length)
             if completed:
-                self.matched, self._held = True, ""
-                return text[: end + 1 - completed]
+                begin = end + 1 - completed
+                self.matched, self._held = text[begin : end + 1], ""
+                return text[:begin]
         keep = max(automaton.reached for automaton in self._automata)
         shown, self._held = text[: len(text) - keep], text[len(text) - keep :]
         return shown

@@ -69,7 +69,8 @@ class TextStage:
         detokenizer = self._detokenizers[sequence.key]
         may_stop = sequence.output_len >= sequence.sampling.min_tokens
         text = "" if ends else detokenizer.push(token, may_stop=may_stop)
-        if detokenizer.stopped:
+        if detokenizer.stopped_by:
+            sequence.stopped_by = detokenizer.stopped_by
             return text, "stop"
         return text, "" if ends else self._follow(sequence, token)
 

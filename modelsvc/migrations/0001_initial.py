@@ -43,6 +43,7 @@ class Migration(migrations.Migration):
             name='ModelRoute',
             fields=[
                 ('model', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, primary_key=True, related_name='route', serialize=False, to='modelsvc.model')),
+                ('max_output_tokens', models.PositiveIntegerField(blank=True, help_text='Of one request. Empty: no bound.', null=True, validators=[django.core.validators.MinValueValidator(1)])),
                 ('revision', models.PositiveBigIntegerField()),
                 ('updated_at', models.DateTimeField(auto_now=True)),
             ],
@@ -83,5 +84,9 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='modelroute',
             constraint=models.CheckConstraint(condition=models.Q(('revision__gt', 0)), name='route_revision_positive'),
+        ),
+        migrations.AddConstraint(
+            model_name='modelroute',
+            constraint=models.CheckConstraint(condition=models.Q(('max_output_tokens__gt', 0)), name='route_output_positive'),
         ),
     ]

@@ -9,7 +9,7 @@ READ = ("SELECT",)
 UPDATABLE = {
     "modelsvc_model": "name, owned_by",
     "modelsvc_modelversion": "state",
-    "modelsvc_modelroute": "version_id, revision, updated_at",
+    "modelsvc_modelroute": "version_id, max_output_tokens, revision, updated_at",
 }
 
 

@@ -26,7 +26,17 @@ Application = Callable[[Any, Any, Any], Awaitable[Any]]
 # For unknown paths the router would raise: a traceback in the log for whatever a stranger types.
 # Any: an ASGI application where the type stubs of Django know views only.
 DENIER: Any = WebsocketDenier.as_asgi()
-GATEWAY_PATHS = ("/v1", "/healthz", "/readyz", "/metrics")
+GATEWAY_PATHS = (
+    "/v1",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/docs",
+    "/generate",
+    "/generate_stream",
+    "/info",
+    "/health",
+)
 
 
 class PrefixRouter:
@@ -46,15 +56,21 @@ class PrefixRouter:
         if scope["type"] == "lifespan":  # only the gateway has something to open and to close
             return self.gateway
         path: str = scope["path"]
+        if path == "/" and scope["method"] == "POST":  # TGI's clients post their prompts there
+            return self.gateway
         matches = any(path == prefix or path.startswith(prefix + "/") for prefix in self.paths)
         return self.gateway if matches else self.django
 
+
+# Browsers with a session, from this site's own pages; the API's socket has keys, and its own list of origins.
+SESSION_SOCKETS: Any = AllowedHostsOriginValidator(
+    AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, re_path("", DENIER)]))
+)
+API_SOCKET: Any = gateway_application
 
 application = PrefixRouter(
     gateway=gateway_application,
     paths=GATEWAY_PATHS,
     django=django_application,
-    websocket=AllowedHostsOriginValidator(
-        AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, re_path("", DENIER)]))
-    ),
+    websocket=URLRouter([re_path(r"^v1/stream$", API_SOCKET), re_path("", SESSION_SOCKETS)]),
 )

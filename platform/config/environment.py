@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+MASTER_KEY_BYTES = 32
+
 
 class MissingSetting(Exception):
     """A required environment variable is absent; the message names it and says what it is for."""
@@ -50,6 +52,19 @@ def key_pepper() -> bytes:
     return bytes.fromhex(_required("SLUICE_KEY_PEPPER", "hex secret under which API keys are hashed"))
 
 
+def master_keys() -> tuple[bytes, ...]:
+    """Keys of 32 bytes that wrap the tenants' data keys: the first wraps, all unwrap. Losing them loses
+    every answer that is kept. Raises MissingSetting, ValueError; no message holds a key."""
+    text = _required("SLUICE_MASTER_KEY", "hex key of 32 bytes that wraps the tenants' data keys")
+    try:
+        keys = tuple(bytes.fromhex(part) for part in text.split(","))
+    except ValueError:
+        keys = ()
+    if not keys or any(len(key) != MASTER_KEY_BYTES for key in keys):
+        raise ValueError("SLUICE_MASTER_KEY must be 64 hex digits, or several such keys separated by commas")
+    return keys
+
+
 def gateway_database_url() -> str:
     return _required("SLUICE_DB_GATEWAY", "PostgreSQL URL of the gateway's role")
 
@@ -89,13 +104,37 @@ def allowed_hosts() -> list[str]:
     return [host.strip() for host in hosts.split(",") if host.strip()]
 
 
+def default_model() -> str:
+    """Slug of the model that requests without a model name get; empty: they are refused."""
+    return os.environ.get("SLUICE_DEFAULT_MODEL", "")
+
+
+def default_model_aliases() -> frozenset[str]:
+    """Names that mean the default model, comma separated: some clients send `tgi` or `dummy` for none."""
+    return frozenset(_list("SLUICE_DEFAULT_MODEL_ALIASES"))
+
+
+def allowed_origins() -> frozenset[str]:
+    """Origins (`https://app.example`) whose pages may open `/v1/stream`, beside the site's own."""
+    return frozenset(_list("SLUICE_ALLOWED_ORIGINS"))
+
+
 def debug() -> bool:
     return _flag("SLUICE_DEBUG")
 
 
 def https() -> bool:
+    """Whether pages are reached over TLS only: through a proxy, or at the gateway's own door."""
+    return behind_tls_proxy() or bool(os.environ.get("SLUICE_TLS_CERT"))
+
+
+def behind_tls_proxy() -> bool:
     """On when a TLS-terminating proxy, which sets X-Forwarded-Proto itself, is the only way in."""
     return _flag("SLUICE_HTTPS")
+
+
+def _list(name: str) -> list[str]:
+    return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
 
 
 def _flag(name: str) -> bool:
@@ -112,3 +151,4 @@ def serving_require() -> None:
     operator_database_url()
     redis_url()
     key_pepper()
+    master_keys()

@@ -110,7 +110,7 @@ SECURE_HTTPS = environment.https()
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = SECURE_HTTPS
 SECURE_HSTS_SECONDS = 365 * 24 * 3600 if SECURE_HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SECURE_HTTPS
-SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE_HTTPS else None
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if environment.behind_tls_proxy() else None
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
@@ -135,6 +135,7 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(environment.state_dir() / "celerybeat-schedu
 CELERY_BEAT_SCHEDULE = {
     "sessions-clear": {"task": "tenants.tasks.sessions_clear", "schedule": crontab(minute="17", hour="3")},
     "ledger-verify": {"task": "billing.tasks.ledger_verify", "schedule": crontab(minute="23")},
+    "idempotency-expire": {"task": "billing.tasks.idempotency_expire", "schedule": crontab(minute="*/10")},
 }
 
 LOGGING = {

@@ -17,7 +17,17 @@ DATABASE_VARIABLES: Final = ("SLUICE_DB_APP", "SLUICE_DB_OPERATOR", "SLUICE_DB_O
 # `up` brings its own; the others work on the source alone and must not depend on what runs here.
 WITHOUT_STACK: Final = frozenset({"up", "help", "version", "check", "makemigrations", "test"})
 # Said before they begin: some import or fetch for minutes until they first ask the database.
-NEED_DATABASE: Final = frozenset({"controller", "key", "migrate", "model_import", "reconcile", "seed"})
+NEED_DATABASE: Final = frozenset(
+    {
+        "controller",
+        "data_keys_rewrap",
+        "key",
+        "migrate",
+        "model_import",
+        "reconcile",
+        "seed",
+    }
+)
 _PROBE_TIMEOUT_S: Final = 3.0
 
 
@@ -61,6 +71,7 @@ def stack_variables(state: Path) -> dict[str, str]:
             "SLUICE_WIRE_SECRET": secrets["wire_secret"],
             "SLUICE_SECRET_KEY": secrets["secret_key"],
             "SLUICE_KEY_PEPPER": secrets["key_pepper"],
+            "SLUICE_MASTER_KEY": secrets["master_key"],
             "REDIS_URL": services["redis"],
             **{f"SLUICE_DB_{role.upper()}": url for role, url in roles.items()},
         }

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import ssl
 import time
 from typing import Any, Final
 
@@ -15,10 +16,18 @@ class SelfCheckFailed(Exception):
     """The stack runs but does not do what it should; the message is one line."""
 
 
-def self_check(port: int, api_key: str, model: str, operator_url: str) -> str:
-    """One line that says what was seen."""
-    streamed_id, usage = _stream_whole(port, api_key, model)
-    left_id = _stream_left(port, api_key, model)
+def self_check(
+    port: int, api_key: str, model: str, operator_url: str, tls: ssl.SSLContext | None = None
+) -> str:
+    """One line that says what was seen. With `tls` it asks over TLS."""
+
+    def connect() -> http.client.HTTPConnection:
+        if tls is None:
+            return http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_TIMEOUT_S)
+        return http.client.HTTPSConnection("127.0.0.1", port, timeout=REQUEST_TIMEOUT_S, context=tls)
+
+    streamed_id, usage = _stream_whole(connect(), api_key, model)
+    left_id = _stream_left(connect(), api_key, model)
     with psycopg.connect(operator_url, autocommit=True) as connection:
         streamed, left = _usage_row(connection, streamed_id), _usage_row(connection, left_id)
     counted = {"prompt": usage["prompt_tokens"], "output": usage["completion_tokens"], "outcome": "completed"}
@@ -29,10 +38,9 @@ def self_check(port: int, api_key: str, model: str, operator_url: str) -> str:
     return f"streamed {counted['output']} tokens; cancelled after {left['output']}; both usage rows are there"
 
 
-def _open(
-    port: int, api_key: str, body: dict[str, Any]
-) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_TIMEOUT_S)
+def _begin(
+    connection: http.client.HTTPConnection, api_key: str, body: dict[str, Any]
+) -> http.client.HTTPResponse:
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     response = connection.getresponse()
@@ -40,7 +48,7 @@ def _open(
         detail = response.read(2000).decode(errors="replace")
         connection.close()
         raise SelfCheckFailed(f"the gateway answered {response.status}: {detail}")
-    return connection, response
+    return response
 
 
 def _body(model: str, max_tokens: int) -> dict[str, Any]:
@@ -48,10 +56,11 @@ def _body(model: str, max_tokens: int) -> dict[str, Any]:
     return {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": True}
 
 
-def _stream_whole(port: int, api_key: str, model: str) -> tuple[str, dict[str, int]]:
-    connection, response = _open(
-        port, api_key, _body(model, 16) | {"stream_options": {"include_usage": True}}
-    )
+def _stream_whole(
+    connection: http.client.HTTPConnection, api_key: str, model: str
+) -> tuple[str, dict[str, int]]:
+    body = _body(model, 16) | {"stream_options": {"include_usage": True}}
+    response = _begin(connection, api_key, body)
     usage: dict[str, int] | None = None
     done = False
     for line in response:
@@ -67,8 +76,8 @@ def _stream_whole(port: int, api_key: str, model: str) -> tuple[str, dict[str, i
     return request_id, usage
 
 
-def _stream_left(port: int, api_key: str, model: str) -> str:
-    connection, response = _open(port, api_key, _body(model, 1000))
+def _stream_left(connection: http.client.HTTPConnection, api_key: str, model: str) -> str:
+    response = _begin(connection, api_key, _body(model, 1000))
     if not any(line.startswith(b"data:") for line in response):
         raise SelfCheckFailed("the second stream brought nothing")
     request_id: str = response.headers["x-request-id"]

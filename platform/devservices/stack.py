@@ -1,6 +1,7 @@
 """Which processes Sluice consists of on one machine, and what each is told: only the secrets it needs."""
 
 import os
+import ssl
 import sys
 import urllib.request
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ _PASSED_ON = (
     "SLUICE_DB_ROLE_PREFIX",
     "SLUICE_DEBUG",
     "SLUICE_HTTPS",
+    "SLUICE_TLS_CERT",
 )
 _PASSED_PREFIXES = ("SSL_", "OMP_", "GOMP_", "MKL_")
 
@@ -98,7 +100,8 @@ class Stack:
         arguments = ["-m", "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--port", port]
         arguments += ["--loop", "uvloop", "--http", "gateway.http_protocol:BoundedHttpProtocol"]
         arguments += ["--ws", "websockets-sansio", "--no-server-header"]
-        arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(DRAIN_S), "--backlog", "2048"]
+        arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(DRAIN_S), "--backlog", "4096"]
+        arguments += self.settings.front_door.uvicorn_arguments()
         environment = self._django() | {
             "SLUICE_GATEWAY_ID": "gateway-0",
             "SLUICE_SPOOL": str(self._spool("gateway-0")),
@@ -124,6 +127,7 @@ class Stack:
         ready_timeout_s: float = 60.0,
         probe: bool = False,
     ) -> ProcessSpec:
+        ready_url, tls = f"{self.settings.base_url}/readyz", self.settings.front_door.own_client_context()
         return ProcessSpec(
             name=name,
             command=[sys.executable, *arguments],
@@ -132,7 +136,7 @@ class Stack:
             log=self.settings.state / "log" / f"{name}.log",
             stop_timeout_s=stop_timeout_s,
             ready_timeout_s=ready_timeout_s,
-            is_ready=(lambda pid: _answers(f"{self.settings.base_url}/readyz")) if probe else None,
+            is_ready=(lambda pid: _answers(ready_url, tls)) if probe else None,
         )
 
     def _common(self) -> dict[str, str]:
@@ -160,6 +164,7 @@ class Stack:
             "DJANGO_SETTINGS_MODULE": "config.settings",
             "SLUICE_SECRET_KEY": self.secrets["secret_key"],
             "SLUICE_KEY_PEPPER": self.secrets["key_pepper"],
+            "SLUICE_MASTER_KEY": self.secrets["master_key"],
             "SLUICE_DB_APP": self.roles["app"],
             "SLUICE_DB_OPERATOR": self.roles["operator"],
             "REDIS_URL": self.redis_url,
@@ -171,9 +176,10 @@ class Stack:
         return folder
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, tls: ssl.SSLContext | None) -> bool:
     """Whether a GET succeeds, asked directly: a proxy of the user's must not stand between."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)]
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(url, timeout=2.0) as response:
             return bool(response.status == 200)

@@ -6,11 +6,12 @@ import json
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from devservices.front_door import FrontDoor, FrontDoorError, front_door
 from devservices.paths import write_private
 from devservices.roles import ROLES
 
@@ -32,10 +33,11 @@ class UpSettings:
     workers: int
     database_url: str | None
     redis_url: str | None
+    front_door: FrontDoor = field(default_factory=FrontDoor)
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.front_door.scheme}://127.0.0.1:{self.port}"
 
 
 def up_settings(environment: dict[str, str]) -> UpSettings:
@@ -48,7 +50,15 @@ def up_settings(environment: dict[str, str]) -> UpSettings:
         workers=_number(environment, "SLUICE_WORKERS", default=1, least=1, most=64),
         database_url=_url(environment, "DATABASE_URL", ("postgresql", "postgres")),
         redis_url=_url(environment, "REDIS_URL", ("redis", "rediss")),
+        front_door=_front_door(environment),
     )
+
+
+def _front_door(environment: dict[str, str]) -> FrontDoor:
+    try:
+        return front_door(environment)
+    except FrontDoorError as error:
+        raise UpError(str(error)) from None
 
 
 def _number(environment: dict[str, str], name: str, *, default: int, least: int, most: int) -> int:
@@ -158,18 +168,21 @@ def space_check(settings: UpSettings) -> None:
 
 
 def secrets_load(state: Path) -> dict[str, str]:
-    """Made once. The key pepper among them: without it every issued API key is useless."""
+    """Made once; one that an older file lacks is added. Without the key pepper every issued API key is useless,
+    without the master key every answer that is kept."""
     path = state / "secrets.json"
-    if path.exists():
-        return dict(json.loads(path.read_text()))
+    kept: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     made = {
         "key_pepper": secrets.token_hex(32),
+        "master_key": secrets.token_hex(32),
         "secret_key": secrets.token_urlsafe(64),
         "wire_secret": secrets.token_urlsafe(32),
         **{f"database_{role}": secrets.token_urlsafe(24) for role in ROLES},
     }
-    write_private(path, json.dumps(made, indent=2) + "\n")
-    return made
+    held = made | kept
+    if held != kept:
+        write_private(path, json.dumps(held, indent=2) + "\n")
+    return held
 
 
 def demo_write(settings: UpSettings, seeded: dict[str, Any], model: str, pids: dict[str, int]) -> None:

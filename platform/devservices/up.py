@@ -198,8 +198,9 @@ class _Up:
     async def _check_once(self) -> int:
         """Stream a completion, leave another halfway, and find both in the ledger's usage rows."""
         key = self.seeded["tenants"][0]["api_key"]
+        tls = self.settings.front_door.own_client_context()
         found = await asyncio.to_thread(
-            self_check, self.settings.port, key, self.model, self.roles["operator"]
+            self_check, self.settings.port, key, self.model, self.roles["operator"], tls
         )
         say(f"self-check passed: {found}")
         return 0

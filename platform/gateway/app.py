@@ -8,16 +8,22 @@ import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import FrameType
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway import catalog, pipeline
+from gateway import catalog, counting, pipeline, streams
+from gateway.dialects.anthropic.messages import MESSAGES
+from gateway.dialects.openai.chat import CHAT
+from gateway.dialects.registry import ENDPOINTS
+from gateway.dialects.tgi.generate import GENERATE
 from gateway.errors import ApiError
-from gateway.http import ClientLeft, Exchange, Receive, Scope, Send
+from gateway.http import JSON_HEADERS, ClientLeft, Exchange, Receive, Scope, Send
 from gateway.runtime import Gateway
 from gateway.settings import Settings, settings_from_environment
+from gateway.websocket.app import stream_socket
 
 Handler = Callable[[Gateway, Exchange], Awaitable[None]]
 SignalHandler = Callable[[int, FrameType | None], object]
@@ -43,16 +49,27 @@ async def metrics(gateway: Gateway, exchange: Exchange) -> None:
     await exchange.respond(200, gateway.metrics.render(), content_type)
 
 
+async def moderations(_: Gateway, __: Exchange) -> None:
+    raise ApiError("not_implemented", "this platform has no moderation model yet")
+
+
+# A last part in braces stands for any; what follows the path's fixed part is the handler's to read.
 ROUTES: dict[str, dict[str, Handler]] = {
     "/healthz": {"GET": healthz},
+    "/health": {"GET": catalog.tgi_health},
     "/readyz": {"GET": readyz},
     "/metrics": {"GET": metrics},
+    "/info": {"GET": catalog.tgi_info},
     "/v1/models": {"GET": catalog.models_list},
     "/v1/models/{id}": {"GET": catalog.model_get},
-    "/v1/chat/completions": {"POST": pipeline.chat_completions},
-    "/v1/completions": {"POST": pipeline.completions},
+    "/v1/messages/count_tokens": {"POST": counting.count_tokens},
+    "/v1/moderations": {"POST": moderations},
+    "/v1/streams/{id}": {"GET": streams.stream_resume, "DELETE": streams.stream_cancel},
+    **{path: {"POST": partial(pipeline.generate, dialect)} for path, dialect in ENDPOINTS.items()},
 }
-_COUNTED = frozenset({"/v1/models", "/v1/models/{id}", "/v1/chat/completions", "/v1/completions"})
+_WITH_ID = tuple(path.removesuffix("{id}") for path in ROUTES if path.endswith("{id}"))
+_UNCOUNTED = frozenset({"/healthz", "/health", "/readyz", "/metrics"})
+_ERRORS_AS = {**ENDPOINTS, "/v1/messages/count_tokens": MESSAGES, "/info": GENERATE}
 
 
 class Application:
@@ -72,8 +89,10 @@ class Application:
                 await _serve(gateway, Exchange(scope, receive, send))
             finally:
                 gateway.open_requests -= 1
+        elif scope["type"] == "websocket":
+            await stream_socket(self.gateway, scope, receive, send)
         else:
-            raise ValueError(f"the gateway speaks http, not {scope['type']}")
+            raise ValueError(f"the gateway does not speak {scope['type']}")
 
     async def gateway(self) -> Gateway:
         """The one of this process; a failed start is tried again by the next caller."""
@@ -126,7 +145,7 @@ async def _serve(gateway: Gateway, exchange: Exchange) -> None:
         await _handler(exchange, name)(gateway, exchange)
     except ApiError as error:
         code = error.code
-        await exchange.respond_error(error)
+        await _refuse(exchange, name, error)
     except ClientLeft:
         code = "client_left"
     except Exception:
@@ -135,15 +154,21 @@ async def _serve(gateway: Gateway, exchange: Exchange) -> None:
         if exchange.has_begun:
             exchange.abort()
             raise
-        await exchange.respond_error(ApiError("internal_error", "the gateway failed on this request"))
+        await _refuse(exchange, name, ApiError("internal_error", "the gateway failed on this request"))
     finally:
-        if name in _COUNTED:
+        if name in ROUTES and name not in _UNCOUNTED:
             gateway.metrics.responses.labels(name, str(exchange.status), code).inc()
 
 
+async def _refuse(exchange: Exchange, name: str, error: ApiError) -> None:
+    status, body = _ERRORS_AS.get(name, CHAT).error(error, str(exchange.request_id))
+    await exchange.respond(status, body, [*JSON_HEADERS, *error.headers])
+
+
 def _route_name(path: str) -> str:
-    if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
-        return "/v1/models/{id}"
+    for prefix in _WITH_ID:
+        if path.startswith(prefix) and len(path) > len(prefix):
+            return prefix + "{id}"
     return path
 
 

@@ -1,6 +1,7 @@
 """Who is calling: the bearer key against the grants in memory. No database, no secret in any message."""
 
 import hmac
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from gateway.errors import ApiError
@@ -10,6 +11,13 @@ from tenants.keys import key_digest, key_parse
 
 SCOPE_COMPLETIONS = "completions"
 _CHALLENGE = [(b"www-authenticate", b"Bearer")]
+
+
+def credentials(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """As an Authorization header; Anthropic's clients send the bare key in another one."""
+    if (key := headers.get(b"x-api-key")) is not None and b"authorization" not in headers:
+        return b"Bearer " + key
+    return headers.get(b"authorization")
 
 
 def authenticate(authorization: bytes | None, snapshot: Snapshot, pepper: bytes) -> KeyGrant:

@@ -9,7 +9,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.errors import ApiError
-from gateway.validation import Message
+from gateway.generation import Message
 
 MAX_OUTPUT_FACTOR = 4  # of the content's length; a template that multiplies its input is a defect
 _MAX_FIXED_CHARACTERS = 1 << 20

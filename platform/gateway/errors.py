@@ -1,7 +1,8 @@
 """Every error a client can see: one table of stable codes, and the OpenAI envelope around them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -15,22 +16,32 @@ ERRORS: dict[str, tuple[int, str]] = {
     "unknown_parameter": (400, "invalid_request_error"),
     "unsupported_parameter": (400, "invalid_request_error"),
     "context_length_exceeded": (400, "invalid_request_error"),
+    "output_limit_exceeded": (400, "invalid_request_error"),
     "invalid_api_key": (401, "invalid_request_error"),
     "insufficient_scope": (403, "permission_error"),
     "model_not_allowed": (403, "permission_error"),
+    "origin_not_allowed": (403, "permission_error"),
     "model_not_found": (404, "invalid_request_error"),
     "unknown_url": (404, "invalid_request_error"),
+    "request_not_found": (404, "invalid_request_error"),
     "method_not_allowed": (405, "invalid_request_error"),
     "request_timeout": (408, "timeout"),
+    "request_in_progress": (409, "idempotency_error"),
+    "replay_not_available": (409, "idempotency_error"),
+    "resume_expired": (410, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "unsupported_encoding": (415, "invalid_request_error"),
+    "idempotency_key_reused": (422, "idempotency_error"),
     "queue_full": (429, "requests"),
+    "concurrent_requests": (429, "requests"),
     "headers_too_large": (431, "invalid_request_error"),
     "internal_error": (500, "server_error"),
     "engine_error": (500, "server_error"),
     "stream_gap": (500, "server_error"),
     "usage_not_recorded": (500, "server_error"),
+    "not_implemented": (501, "server_error"),
     "gateway_stopping": (503, "server_error"),
+    "gateway_lost": (503, "server_error"),
     "overloaded": (503, "server_error"),
     "replica_lost": (503, "server_error"),
     "request_cancelled": (503, "server_error"),
@@ -38,7 +49,20 @@ ERRORS: dict[str, tuple[int, str]] = {
     "deadline_exceeded": (504, "timeout"),
 }
 
+LIMIT_HEADER = b"x-sluice-limit"
 MAX_RETRY_AFTER_MS = 60_000  # openai-js sleeps whatever it is told: never tell it more
+
+
+class LimitDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which limit, whose, how much of it is taken, and when it clears: the same in header and body."""
+
+    name: str  # open_requests, queue, …
+    scope: str  # gateway | model | tenant | key
+    subject: str  # the name of that gateway, model or tenant, or the public part of that key
+    used: int | None = None
+    held: int | None = None  # by requests that still run
+    limit: int | None = None
+    clears_in_ms: int | None = None
 
 
 class ApiError(Exception):
@@ -51,6 +75,8 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after_ms: int | None = None,
+        limit: LimitDetail | None = None,
+        usage: Mapping[str, int] | None = None,
         headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         super().__init__(message)
@@ -58,7 +84,12 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.status, self.type = ERRORS[code]
+        self.retry_after_ms = retry_after_ms
+        self.limit = limit
+        self.usage = usage  # of the request that is spoken of, where its answer cannot be had
         self.headers = list(headers)
+        if limit is not None:
+            self.headers.append((LIMIT_HEADER, msgspec.json.encode(limit)))
         if retry_after_ms is not None:
             wait_ms = min(max(retry_after_ms, 1), MAX_RETRY_AFTER_MS)
             self.headers += [
@@ -67,16 +98,17 @@ class ApiError(Exception):
             ]
 
     def envelope(self) -> bytes:
-        return msgspec.json.encode(
-            {
-                "error": {
-                    "message": self.message,
-                    "type": self.type,
-                    "param": self.param,
-                    "code": self.code,
-                }
-            }
-        )
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        if self.limit is not None:
+            error["limit"] = self.limit
+        if self.usage is not None:
+            error["usage"] = self.usage
+        return msgspec.json.encode({"error": error})
 
 
 def stopping() -> ApiError:
@@ -84,5 +116,5 @@ def stopping() -> ApiError:
     return ApiError("gateway_stopping", message, retry_after_ms=1_000)
 
 
-def overloaded(message: str, retry_after_ms: int = 1_000) -> ApiError:
-    return ApiError("overloaded", message, retry_after_ms=retry_after_ms)
+def overloaded(message: str, retry_after_ms: int = 1_000, *, limit: LimitDetail | None = None) -> ApiError:
+    return ApiError("overloaded", message, retry_after_ms=retry_after_ms, limit=limit)

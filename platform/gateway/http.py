@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 from uuid import UUID
 
 from gateway.errors import ApiError
@@ -16,7 +17,7 @@ Send = Callable[[Event], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
 ABORT_EXTENSION = "sluice.abort"  # ASGI scope extension: {"abort": drops the connection}
-_JSON: HeaderList = [(b"content-type", b"application/json")]
+JSON_HEADERS: HeaderList = [(b"content-type", b"application/json")]
 
 
 class ClientLeft(Exception):
@@ -25,6 +26,14 @@ class ClientLeft(Exception):
 
 def request_id_new() -> UUID:
     return uuid7(time.time_ns() // 1_000_000, secrets.randbits(74))
+
+
+def request_id_parse(text: str) -> UUID:
+    """Raises ApiError."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ApiError("request_not_found", f"{text[:64]!r} is no request id") from None
 
 
 class Exchange:
@@ -58,6 +67,11 @@ class Exchange:
         """From here on the status is the client's; errors can only be events."""
         return self.status != 0
 
+    def query(self, name: str) -> str:
+        """The last value of a query parameter; empty when there is none."""
+        values = parse_qs(self.scope.get("query_string", b"").decode("latin-1"), max_num_fields=64).get(name)
+        return values[-1] if values else ""
+
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
         elapsed_ms = int((time.monotonic() - self.started_at) * 1000)
@@ -76,10 +90,9 @@ class Exchange:
         if extension is not None:
             extension["abort"]()
 
-    async def respond(self, status: int, data: bytes, headers: Iterable[tuple[bytes, bytes]] = _JSON) -> None:
+    async def respond(
+        self, status: int, data: bytes, headers: Iterable[tuple[bytes, bytes]] = JSON_HEADERS
+    ) -> None:
         length = (b"content-length", str(len(data)).encode())
         await self.begin(status, [*headers, length])
         await self.body(b"" if self.method == "HEAD" else data, more=False)
-
-    async def respond_error(self, error: ApiError) -> None:
-        await self.respond(error.status, error.envelope(), [*_JSON, *error.headers])

@@ -8,7 +8,8 @@ import os
 import socket
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import ApiError
 from gateway.http import ABORT_EXTENSION, request_id_new
@@ -33,6 +34,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _is_in_body = False  # also while trailers come
     _is_deaf = False  # nothing more is parsed
     _refusal: ApiError | None = None
+    _served: RequestResponseCycle | None = None  # `cycle` is the last to arrive, which may wait behind it
 
     @property
     def _is_busy(self) -> bool:
@@ -50,6 +52,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_timer_stop()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -103,10 +108,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle is not before:
             closing: Any = _ClosingTransport(self)  # the three methods of a transport that a cycle uses
             self.cycle.transport = closing
+        if self.pipeline:  # uvicorn stops reading here, and would not notice that the client leaves
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._silent_bytes = 0
         super().on_body(body)
+        if sum(len(cycle.body) for cycle, _ in self.pipeline) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
     def on_chunk_header(self) -> None:
         self._silent_bytes = 0

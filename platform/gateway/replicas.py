@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 
 from gateway.errors import ApiError
 from gateway.link import Link
@@ -22,10 +23,13 @@ from gpuworker.wire.messages import (
     Frame,
     Hello,
     Placed,
+    TokenLogprobs,
     Welcome,
     WorkerDown,
     WorkerUp,
 )
+
+_NO_LOGPROBS: list[TokenLogprobs] = []
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +86,7 @@ class Replicas:
         if stream.is_settled:
             return
         stream.ended_code = "replica_lost"
-        stream.fail(ApiError("replica_lost", message, retry_after_ms=1_000))
+        stream.owner.fail(ApiError("replica_lost", message, retry_after_ms=1_000))
         stream.settle()
 
     def dispatcher_joined(self) -> None:
@@ -128,7 +132,9 @@ class Replicas:
             stream.worker_id = replica.up.id
         else:
             logger.error("request %s was placed on other weights", stream.request_id)
-            stream.fail(ApiError("engine_error", "the request was placed on a replica with other weights"))
+            stream.owner.fail(
+                ApiError("engine_error", "the request was placed on a replica with other weights")
+            )
         if stream.cancel_reason:
             replica.link.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
 
@@ -148,25 +154,37 @@ class Replicas:
         if not isinstance(message, Frame):
             return
         now = time.monotonic()
-        choices = message.choices or [0] * len(message.sids)
-        for sid, choice, start, count, text in zip(
-            message.sids, choices, message.starts, message.counts, message.texts, strict=True
+        streams, observe = self._streams, self._metrics.inter_token.observe
+        choices = message.choices or repeat(0)
+        logprobs = message.logprobs or repeat(_NO_LOGPROBS)
+        for prompt in message.prompts:  # they come before the first tokens
+            stream = streams.get(prompt.sid)
+            if stream is not None and self._is_bound(stream, up):
+                stream.append_prompt(prompt)
+        for sid, choice, start, count, text, tokens in zip(  # noqa: B905 - endless ones may stand for empty columns
+            message.sids, choices, message.starts, message.counts, message.texts, logprobs
         ):
-            if choice:  # nobody here asks for more than one
-                continue
-            stream = self._streams.get(sid)
+            stream = streams.get(sid)
             if stream is None or not self._is_bound(stream, up):
                 self._stray(up, sid, message.ends)
                 continue
             before = stream.last_token_at
-            if not stream.append(start, count, text, now):
-                self._gap(stream, f"token {stream.received} is missing before token {start}")
-            elif count and before:
-                self._metrics.inter_token.observe((now - before) / count, count)
+            if not stream.append(choice, start, count, text, tokens):
+                self._gap(stream, f"tokens are missing before token {start} of choice {choice}")
             elif count:
-                stream.first_token_at = now
+                stream.last_token_at = now
+                if before:
+                    observe((now - before) / count, count)
+                else:
+                    stream.first_token_at = now
+        for choice_end in message.choice_ends:
+            stream = streams.get(choice_end.sid)
+            if stream is not None and self._is_bound(stream, up):
+                stream.choice_end(
+                    choice_end.choice, choice_end.reason, choice_end.output_tokens, choice_end.stopped_by
+                )
         for end in message.ends:
-            stream = self._streams.get(end.sid)
+            stream = streams.get(end.sid)
             if stream is not None and self._is_bound(stream, up):
                 self._end(stream, end)
 
@@ -177,7 +195,7 @@ class Replicas:
         """
         if stream.worker_id and stream.worker == up.incarnation:
             return True
-        if stream.received or stream.is_settled or up.digest != stream.submit.digest:
+        if stream.has_begun or stream.is_settled or up.digest != stream.submit.digest:
             return False
         stream.worker, stream.worker_id = up.incarnation, up.id
         stream.placed_at = time.monotonic()
@@ -189,26 +207,29 @@ class Replicas:
             self.tell(up.incarnation, Cancel(sid=sid, reason="error"))
 
     def _gap(self, stream: Stream, message: str) -> None:
-        if stream.cancel_reason or stream.failure:
+        if stream.cancel_reason:
             return
         self._metrics.gaps.inc()
         logger.error("request %s: %s", stream.request_id, message)
-        stream.fail(ApiError("stream_gap", "part of the output was lost on its way"))
+        stream.owner.fail(ApiError("stream_gap", "part of the output was lost on its way"))
 
     def _end(self, stream: Stream, end: End) -> None:
         if stream.is_settled:
             return
+        stream.end = end
+        fail = stream.owner.fail
         match end.reason:
             case "stop" | "length":
-                if end.output_tokens != stream.received:
-                    self._gap(stream, f"{stream.received} of {end.output_tokens} tokens arrived")
+                if end.output_tokens != stream.output_tokens:
+                    self._gap(stream, f"{stream.output_tokens} of {end.output_tokens} tokens arrived")
+                if stream.submit.n == 1:
+                    stream.choice_end(0, end.reason, end.output_tokens, end.stopped_by)
             case "deadline":
-                stream.fail(ApiError("deadline_exceeded", "the deadline passed while the model was running"))
+                fail(ApiError("deadline_exceeded", "the deadline passed while the model was running"))
             case "cancelled":
-                stream.fail(ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000))
+                fail(ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000))
             case _:
-                stream.fail(ApiError("engine_error", end.message or "the engine failed on this request"))
-        stream.end = end
+                fail(ApiError("engine_error", end.message or "the engine failed on this request"))
         stream.settle()
 
 

@@ -1,33 +1,49 @@
-"""One gateway process: its parts, its background tasks, and what every request asks of it."""
+"""One gateway process: its parts, its background tasks, and what is open in it."""
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
 
-from billing.contracts import UsageRecord
-from gateway.auth import authenticate
+from billing.connections import Connections
+from billing.idempotency import IdempotencyStore
+from gateway.answer import Answer
 from gateway.body import BodyReader
+from gateway.conclusion import Conclusions
 from gateway.errors import ApiError, overloaded, stopping
-from gateway.http import Exchange
+from gateway.job import Job
 from gateway.metrics import Metrics
+from gateway.served import Served
 from gateway.settings import Settings
 from gateway.snapshot import Snapshot, SnapshotFeed
-from gateway.stream import Stream
+from gateway.token_log.log import TokenLog
 from gateway.tokenization import TokenizerStore
 from gateway.upstream import Upstream
-from gateway.usage import usage_of
 from gateway.usage_spool import UsageSpool
 from gateway.watchdog import Watchdog
 from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant
 
 _RESTART_S = 1.0
+_LOOKUPS = 4  # at once, of usage records
+_LOOKUP_LIMIT_S = 2.0
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Socket(Protocol):
+    """A WebSocket with requests of its own."""
+
+    grant: KeyGrant
+
+    def revoke(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Gateway:
@@ -39,15 +55,22 @@ class Gateway:
         self.metrics = metrics
         self.spool = spool
         self.tokenizers = TokenizerStore(settings.weights)
-        self.snapshots = SnapshotFeed(settings.database_url, self._snapshot_changed)
+        self.snapshots = SnapshotFeed(settings.database_url, settings.master_keys, self._snapshot_changed)
         self.upstream = Upstream(settings, metrics)
+        self.idempotency = IdempotencyStore(settings.database_url, self.upstream.incarnation)
+        self.lookups = Connections(settings.database_url, size=_LOOKUPS, limit_s=_LOOKUP_LIMIT_S)
+        self.token_log = TokenLog(settings.redis_url, self.upstream.incarnation)
         self.bodies = BodyReader(settings.limits)
         self.open_requests = 0
-        self._watchdog = Watchdog(self.upstream, settings.limits, metrics)
+        self.open_by_key: Counter[UUID] = Counter()
+        self.is_stopping = False
+        self.jobs: set[Job] = set()
+        self.served: set[Served] = set()
+        self.sockets: set[Socket] = set()
+        self._answers: set[Answer] = set()
+        self._conclusions = Conclusions(self.upstream, spool, metrics, self.jobs.discard)
+        self._watchdog = Watchdog(self.upstream, self.jobs, self._answers, settings.limits, metrics)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._conclusions: set[asyncio.Task[UsageRecord]] = set()
-        self._settling: set[asyncio.Timeout] = set()
-        self._is_stopping = False
         self._stop_task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -60,39 +83,12 @@ class Gateway:
             "upstream": gateway.upstream.run,
             "spool": gateway.spool.run,
             "watchdog": gateway._watchdog.run,
+            "idempotency": gateway.idempotency.run,
+            "token log": gateway.token_log.run,
         }
         for name, run in parts.items():
             gateway.spawn(_forever(name, run))
         return gateway
-
-    def stop_begin(self) -> None:
-        """The server drains: shortly before its limit what still runs is ended with an error. Idempotent."""
-        if self._stop_task is None:
-            self._stop_task = self.spawn(self._drain())
-
-    async def _drain(self) -> None:
-        await asyncio.sleep(max(self.limits.drain_s - self.limits.drain_margin_s, 0.0))
-        self._streams_end()
-
-    def _streams_end(self) -> None:
-        self._is_stopping = True
-        for stream in list(self.upstream.streams.values()):
-            if not stream.is_settled:
-                stream.fail(stopping())
-        latest = asyncio.get_running_loop().time() + self._settle_s
-        for guard in [guard for guard in self._settling if not guard.expired()]:
-            guard.reschedule(min(guard.when() or latest, latest))
-
-    async def close(self) -> None:
-        """Requests that the server cancelled are recorded first: their parts go last."""
-        self._streams_end()
-        await asyncio.sleep(0)  # cancelled requests start their conclusions
-        if self._conclusions:
-            await asyncio.wait(self._conclusions, timeout=self.limits.settle_s + 1)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.spool.close()
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """A task that outlives the request that started it."""
@@ -103,40 +99,33 @@ class Gateway:
 
     # -- what requests ask --------------------------------------------------------------------------------
 
-    def authenticate(self, exchange: Exchange) -> KeyGrant:
-        """Raises ApiError."""
-        header = exchange.headers.get(b"authorization")
-        return authenticate(header, self.snapshot(), self.settings.key_pepper)
-
     def snapshot(self) -> Snapshot:
         """Raises ApiError before the first one."""
         if self.snapshots.current is None:
             raise overloaded("the gateway is starting: it has not read keys and models yet")
         return self.snapshots.current
 
-    def admit(self) -> None:
-        """Raises ApiError when nothing new may start. Holds nothing."""
-        self.stopping_refuse()
-        if refusal := self.spool.refusal:
-            raise overloaded(refusal, 10_000)
-        if self.open_requests > self.limits.max_open_requests:
-            raise overloaded("this gateway serves as many requests as it can")
-        if not self.upstream.dispatcher.is_ready:
-            raise overloaded("the dispatcher cannot be reached")
-
-    def stopping_refuse(self) -> None:
-        """Raises ApiError once the streams were ended."""
-        if self._is_stopping:
-            raise stopping()
-
     def route(self, grant: KeyGrant, slug: str) -> ModelRoute:
         """Raises ApiError."""
-        route = self.snapshot().routes.get(slug)
+        settings, routes = self.settings, self.snapshot().routes
+        if not slug or (slug in settings.default_model_aliases and slug not in routes):
+            slug = self.default_route().slug
+        route = routes.get(slug)
         if route is None:
             raise ApiError("model_not_found", f"the model {slug!r} does not exist", param="model")
         if grant.models is not None and slug not in grant.models:
             raise ApiError("model_not_allowed", f"this API key may not use {slug!r}", param="model")
         return route
+
+    def default_route(self) -> ModelRoute:
+        """The default model's, or that of the only model. Raises ApiError."""
+        routes, slug = self.snapshot().routes, self.settings.default_model
+        if not slug and len(routes) == 1:
+            return next(iter(routes.values()))
+        if slug not in routes:
+            message = "no model was named, and this platform has no default model (SLUICE_DEFAULT_MODEL)"
+            raise ApiError("missing_required_parameter", message, param="model")
+        return routes[slug]
 
     def max_context_tokens(self, route: ModelRoute) -> int:
         """The model's context, or less where no replica has the memory for it."""
@@ -153,60 +142,94 @@ class Gateway:
         }
         return [name for name, is_there in checks.items() if not is_there]
 
-    # -- the end of a request -----------------------------------------------------------------------------
+    # -- what is open -------------------------------------------------------------------------------------
 
-    def conclude(self, stream: Stream) -> "asyncio.Task[UsageRecord]":
-        """Stop the work if it still runs, wait for the final counts, record them. Raises SpoolUnavailable.
-
-        Goes on when its request is cancelled, and `close` waits for it.
-        """
-        task = self.spawn(self._conclude(stream))
-        self._conclusions.add(task)
-        task.add_done_callback(self._conclusions.discard)
-        return task
-
-    async def _conclude(self, stream: Stream) -> UsageRecord:
+    def submit(self, job: Job) -> None:
+        """Raises ApiError when nothing was submitted; what begins to run is always concluded."""
+        if self.is_stopping:
+            raise stopping()
+        first, *others = job.streams
+        self.upstream.submit(first)
+        self.jobs.add(job)
         try:
-            await self._settle(stream)
-            record = usage_of(stream, self.upstream.incarnation, time.time_ns() // 1_000_000)
-            self._measure(stream, record)
-            await self.spool.append(record)
-            return record
-        finally:
-            self.upstream.forget(stream)
+            for stream in others:
+                self.upstream.submit(stream)
+        except ApiError as error:  # the dispatcher went away in between: what was not submitted never runs
+            job.fail(error)
+            for stream in others:
+                if stream.sid not in self.upstream.streams:
+                    stream.settle()
 
-    async def _settle(self, stream: Stream) -> None:
-        if stream.is_settled:
-            return
-        code = stream.failure.code if stream.failure is not None else ""
-        reasons = {"": "cancelled", "slow_reader": "cancelled", "deadline_exceeded": "deadline"}
-        self.upstream.cancel(stream, reasons.get(code, "error"))
-        try:
-            async with asyncio.timeout(self._settle_s) as guard:
-                self._settling.add(guard)
-                try:
-                    while not stream.is_settled:
-                        stream.wake.clear()
-                        await stream.wake.wait()
-                finally:
-                    self._settling.discard(guard)
-        except TimeoutError:
-            self.metrics.settle_timeouts.inc()
-            logger.warning("request %s: no final count after its cancel", stream.request_id)
+    def conclude(self, job: Job) -> None:
+        self._conclusions.begin(job)
 
-    @property
-    def _settle_s(self) -> float:
-        """While stopping it is short: the error event comes after it, and before the server's limit."""
-        limits = self.limits
-        return min(limits.settle_s, limits.drain_margin_s / 2) if self._is_stopping else limits.settle_s
+    def deliver_begin(self, served: Served) -> None:
+        self.served.add(served)
+        self._answers.add(served.answer)
 
-    def _measure(self, stream: Stream, record: UsageRecord) -> None:
-        metrics, model = self.metrics, record.model
-        metrics.requests.labels(model, record.outcome).inc()
-        metrics.tokens.labels(model, "prompt").inc(record.prompt_tokens)
-        metrics.tokens.labels(model, "output").inc(record.output_tokens)
-        if stream.first_token_at:
-            metrics.ttft.labels(model).observe(stream.first_token_at - stream.accepted_at)
+    def deliver_end(self, served: Served) -> None:
+        self.served.discard(served)
+        self._answers.discard(served.answer)
+        served.answer.leave()
+        served.leave()
+
+    def job_find(self, tenant_id: UUID, request_id: UUID) -> Job | None:
+        for job in self.jobs:
+            if job.request_id == request_id and job.grant.tenant_id == tenant_id:
+                return job
+        return None
+
+    def _snapshot_changed(self, snapshot: Snapshot) -> None:
+        self.tokenizers.preload({route.digest for route in snapshot.routes.values()})
+        revoked = ApiError("invalid_api_key", "this API key is no longer valid")
+        for served in list(self.served):
+            if served.grant.public_id not in snapshot.grants:
+                served.answer.failed(revoked)
+        for job in list(self.jobs):
+            if job.grant.public_id not in snapshot.grants:
+                job.fail(revoked)
+        for socket in list(self.sockets):
+            if socket.grant.public_id not in snapshot.grants:
+                socket.revoke()
+
+    # -- the end of the process ---------------------------------------------------------------------------
+
+    def stop_begin(self) -> None:
+        """The server drains: shortly before its limit what still runs is ended with an error. Idempotent."""
+        if self._stop_task is None:
+            self._stop_task = self.spawn(self._drain())
+
+    async def close(self) -> None:
+        """What runs is ended and recorded first: the parts go last."""
+        self._requests_end()
+        await asyncio.sleep(0)  # cancelled requests leave
+        await self._conclusions.wait(self.limits.settle_s + 1)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.idempotency.close()
+        await self.lookups.close()
+        await self.spool.close()
+
+    async def _drain(self) -> None:
+        await asyncio.sleep(max(self.limits.drain_s - self.limits.drain_margin_s, 0.0))
+        self._requests_end()
+
+    def _requests_end(self) -> None:
+        """The error event comes after the final counts, and before the server's limit."""
+        self.is_stopping = True
+        for job in list(self.jobs):
+            job.fail(stopping())
+        for served in list(self.served):
+            if not served.is_computed_here:
+                served.answer.failed(stopping())
+        for socket in list(self.sockets):
+            socket.stop()
+        asyncio.get_running_loop().call_later(self.limits.drain_margin_s / 2, self._streams_settle)
+
+    def _streams_settle(self) -> None:
+        for stream in list(self.upstream.streams.values()):
+            stream.settle()
 
     def measure(self) -> None:
         """Refresh the gauges before a scrape."""
@@ -221,9 +244,6 @@ class Gateway:
         if snapshot := self.snapshots.current:
             metrics.snapshot_age.set(time.monotonic() - snapshot.loaded_at)
         self.spool.measure()
-
-    def _snapshot_changed(self, snapshot: Snapshot) -> None:
-        self.tokenizers.preload({route.digest for route in snapshot.routes.values()})
 
 
 async def _forever(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -11,11 +11,16 @@ from gateway.limits import Limits
 class Settings:
     gateway_id: str
     dispatch_address: str
-    wire_secret: str
-    key_pepper: bytes
-    database_url: str
+    wire_secret: str = field(repr=False)
+    key_pepper: bytes = field(repr=False)
+    master_keys: tuple[bytes, ...] = field(repr=False)
+    database_url: str = field(repr=False)
+    redis_url: str = field(repr=False)
     weights: Path
     spool: Path
+    default_model: str = ""  # for requests that name none; empty: they are refused
+    default_model_aliases: frozenset[str] = frozenset()  # names that mean it, where no model has them
+    allowed_origins: frozenset[str] = frozenset()  # of browsers' sockets, beside the site's own
     limits: Limits = field(default_factory=Limits)
 
 
@@ -26,7 +31,12 @@ def settings_from_environment() -> Settings:
         dispatch_address=environment.dispatch_address(),
         wire_secret=environment.wire_secret(),
         key_pepper=environment.key_pepper(),
+        master_keys=environment.master_keys(),
         database_url=environment.gateway_database_url(),
+        redis_url=environment.redis_url(),
         weights=environment.weights_dir(),
         spool=environment.spool_dir(),
+        default_model=environment.default_model(),
+        default_model_aliases=environment.default_model_aliases(),
+        allowed_origins=environment.allowed_origins(),
     )

@@ -6,7 +6,7 @@ While PostgreSQL is away the last snapshot keeps serving; `loaded_at` says how o
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import psycopg
 from modelsvc.contracts import ModelRoute
 from modelsvc.routes import routes_load
 from tenants.contracts import KeyGrant
+from tenants.data_keys import DataKeyUnreadable
 from tenants.grants import SNAPSHOT_CHANNEL, grants_load
 
 RELOAD_S = 30.0
@@ -36,8 +37,11 @@ class Snapshot:
 class SnapshotFeed:
     """`current` is None until the first load. `on_change` runs in the event loop after each load."""
 
-    def __init__(self, database_url: str, on_change: Callable[[Snapshot], None]) -> None:
+    def __init__(
+        self, database_url: str, master_keys: Sequence[bytes], on_change: Callable[[Snapshot], None]
+    ) -> None:
         self._database_url = database_url
+        self._master_keys = master_keys
         self._on_change = on_change
         self.current: Snapshot | None = None
 
@@ -50,6 +54,8 @@ class SnapshotFeed:
                 await self._follow()
             except (psycopg.Error, OSError, TimeoutError) as error:
                 logger.warning("snapshot: PostgreSQL is away, serving the last one: %s", error)
+            except DataKeyUnreadable as error:
+                logger.error("snapshot: serving the last one: %s", error)
             if self.current is not None and self.current.loaded_at > started:
                 backoff_s = _MIN_BACKOFF_S
             await asyncio.sleep(backoff_s)
@@ -68,7 +74,7 @@ class SnapshotFeed:
                     pass
 
     async def _load(self, conn: psycopg.AsyncConnection[Any]) -> None:
-        grants = await grants_load(conn)
+        grants = await grants_load(conn, self._master_keys)
         routes = await routes_load(conn)
         self.current = Snapshot(
             grants={grant.public_id: grant for grant in grants},

@@ -1,7 +1,4 @@
-"""Server-sent events as bytes. One JSON object per `data:` field, LF line ends, a blank line after each.
-
-Never an `id:` field: with one, openai-python 3.57 fails on the next blank line without data.
-"""
+"""Server-sent events as bytes: LF line ends, one `data:` line an event, a blank line after each."""
 
 import msgspec
 
@@ -11,7 +8,7 @@ HEADERS: list[tuple[bytes, bytes]] = [
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 ]
 PING = b": ping\n"  # one newline only: a blank line would dispatch an empty event in some clients
-DONE = b"data: [DONE]\n\n"
+DONE = b"[DONE]"
 
 # Legal in JSON strings, but clients that split with str.splitlines() take them for line ends.
 _LINE_ENDS = (
@@ -32,25 +29,41 @@ def json_string(text: str) -> bytes:
     return encoded
 
 
-def event(payload: object) -> bytes:
+def json_line(payload: object) -> bytes:
+    """As JSON without anything that any client takes for a line end."""
     encoded = msgspec.json.encode(payload)
     for raw, escaped in _LINE_ENDS:
         encoded = encoded.replace(raw, escaped)
-    return b"data: " + encoded + b"\n\n"
+    return encoded
 
 
-def error_event(envelope: bytes) -> bytes:
-    return b"event: error\ndata: " + envelope + b"\n\n"
+def frame(number: int, name: bytes, data: bytes) -> bytes:
+    """An event without an `id:`: with one, openai-python 3.57 fails on the next blank line without data."""
+    if name:
+        return b"event: " + name + b"\ndata: " + data + b"\n\n"
+    return b"data: " + data + b"\n\n"
 
 
-class EventFrame:
-    """An event that differs only in one string: everything around it is encoded once per stream."""
+class NumberedFraming:
+    """For clients that asked to resume: `id: <request id>:<number>`."""
+
+    __slots__ = ("_prefix",)
+
+    def __init__(self, request_id: str) -> None:
+        self._prefix = b"id: " + request_id.encode() + b":"
+
+    def __call__(self, number: int, name: bytes, data: bytes) -> bytes:
+        return self._prefix + str(number).encode() + b"\n" + frame(number, name, data)
+
+
+class JsonFrame:
+    """JSON that differs only in one string: everything around it is encoded once per stream."""
 
     __slots__ = ("prefix", "suffix")
 
-    def __init__(self, build: object) -> None:
-        """`build`: the payload, with `EventFrame.TEXT` where the string goes."""
-        self.prefix, self.suffix = event(build).split(_MARK_JSON)
+    def __init__(self, payload: object) -> None:
+        """`payload` has `JsonFrame.TEXT` where the string goes."""
+        self.prefix, self.suffix = json_line(payload).split(_MARK_JSON)
 
     TEXT = _MARK
 

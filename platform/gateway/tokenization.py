@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,27 @@ from tokenizers import Tokenizer
 
 from gateway.chat_template import ChatTemplate
 from gateway.errors import ApiError
-from gateway.validation import Generation, Message
+from gateway.generation import Message, Prompt
 from gpuworker.manifest import Manifest, WeightsMismatch, manifest_load, sha256_file
 
 _THREAD_CHARACTERS = 4096  # about 2 ms of tokenising; longer texts do not hold the event loop
 _MESSAGE_CHARACTERS = 32  # what rendering a message costs, however little it says
-_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")  # of all models together
+TOKENISING_THREADS = 2
+_THREADS = ThreadPoolExecutor(
+    max_workers=TOKENISING_THREADS, thread_name_prefix="tokenise"
+)  # of all models together
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def _byte_characters() -> dict[str, int]:
+    """The character by which byte-level vocabularies write each byte (GPT-2's table)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_characters()
 
 
 class ModelTokenizer:
@@ -42,6 +56,11 @@ class ModelTokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._vocabulary_size = max(vocabulary.values()) + 1
         self._max_token_bytes = _max_token_bytes(document, vocabulary)
+        added = document.get("added_tokens") or ()
+        self._added_ids = frozenset(token["id"] for token in added)
+        self._special_ids = frozenset(token["id"] for token in added if token.get("special"))
+        self._is_byte_level = (document.get("decoder") or {}).get("type") == "ByteLevel"
+        self._token_bytes: dict[int, bytes] = {}  # of those that were asked for: no more than the vocabulary
         for token in control:  # the tokenizer matches an added token in any text unless it is special
             token["special"] = True
         self._literal = Tokenizer.from_str(json.dumps(document))  # the switch belongs to the object
@@ -52,62 +71,75 @@ class ModelTokenizer:
         self._template = ChatTemplate(template.read_text(), tokens) if template.exists() else None
         self.stop_ids = _eos_ids(_json_read(folder / "generation_config.json"), manifest.config)
 
-    async def encode(self, generation: Generation, max_tokens: int) -> list[int]:
-        """Ids of the prompt, at most `max_tokens`. Raises ApiError."""
-        if generation.ids is not None:
-            if len(generation.ids) > max_tokens:
-                raise context_length_error(max_tokens, len(generation.ids), param="prompt")
-            return self._ids_check(generation.ids)
-        if generation.messages is not None:
-            if len(generation.messages) > max_tokens:  # each takes a token at least
-                raise context_length_error(max_tokens, None, param="messages")
-            size = sum(len(message.content) + _MESSAGE_CHARACTERS for message in generation.messages)
+    def token_bytes(self, token: int) -> bytes:
+        """Its text alone, which may end inside a character; empty for an id that the vocabulary lacks."""
+        known = self._token_bytes.get(token)
+        if known is None:
+            known = self._token_bytes[token] = self._vocabulary_bytes(token)
+        return known
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special_ids
+
+    async def encode(
+        self, prompt: Prompt, max_tokens: int, *, param: str = "prompt", keep: int | None = None
+    ) -> list[int]:
+        """Ids of the prompt, at most `max_tokens`; of a longer one the last `keep`, if that is wanted.
+
+        Raises ApiError about `param`.
+        """
+        ask = _Ask(prompt, param, max_tokens, keep)
+        if prompt.ids is not None:
+            ids = self._ids_check(prompt.ids, ask.param)
+            return ask.cut(list(ids))
+        if prompt.messages is not None:
+            if len(prompt.messages) > max_tokens and not ask.truncates:  # each takes a token at least
+                raise context_length_error(max_tokens, None, param=ask.param)
+            size = sum(len(message.content) + _MESSAGE_CHARACTERS for message in prompt.messages)
         else:
-            size = len(generation.text or "")
+            size = len(prompt.text or "")
         if size > _THREAD_CHARACTERS:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(_THREADS, self._encode, generation, max_tokens)
-        return self._encode(generation, max_tokens)
+            return await loop.run_in_executor(_THREADS, self._encode, ask)
+        return self._encode(ask)
 
-    def _encode(self, generation: Generation, max_tokens: int) -> list[int]:
-        if generation.messages is None:
-            text = generation.text or ""
+    def _encode(self, ask: "_Ask") -> list[int]:
+        prompt = ask.prompt
+        if prompt.messages is None:
+            text = prompt.text or ""
             tokenizer = self._literal if self._control.search(text) else self._tokenizer
-            return self._ids(tokenizer, text, max_tokens, param="prompt")
+            return ask.cut(self._ids(tokenizer, text, ask, is_whole=True))
         if self._template is None:
             raise ApiError("invalid_value", "this model has no chat template", param="model")
-        if any(self._control.search(message.content) for message in generation.messages):
-            return self._encode_pieces(self._template, generation.messages, max_tokens)
-        return self._ids(
-            self._tokenizer, self._template.render(generation.messages), max_tokens, param="messages"
-        )
+        if any(self._control.search(message.content) for message in prompt.messages):
+            return ask.cut(self._encode_pieces(self._template, prompt.messages, ask))
+        return ask.cut(self._ids(self._tokenizer, self._template.render(prompt.messages), ask))
 
-    def _encode_pieces(
-        self, template: ChatTemplate, messages: Sequence[Message], max_tokens: int
-    ) -> list[int]:
+    def _encode_pieces(self, template: ChatTemplate, messages: Sequence[Message], ask: "_Ask") -> list[int]:
         """For messages that spell control tokens."""
         cut, marker, spellings = self._spellings_cut(messages)
         ids: list[int] = []
         for index, piece in enumerate(marker.split(template.render(cut))):
             if index % 2:  # the number of a spelling, between two pieces of text
-                ids += self._ids(self._literal, spellings[int(piece)], max_tokens, param="messages")
+                ids += self._ids(self._literal, spellings[int(piece)], ask)
             elif piece:
-                ids += self._ids(self._tokenizer, piece, max_tokens, param="messages")
-            if len(ids) > max_tokens:
-                raise context_length_error(max_tokens, None, param="messages")
+                ids += self._ids(self._tokenizer, piece, ask)
+            if len(ids) > ask.max_tokens and not ask.truncates:
+                raise context_length_error(ask.max_tokens, None, param=ask.param)
         return ids
 
-    def _ids(self, tokenizer: Tokenizer, text: str, max_tokens: int, *, param: str) -> list[int]:
-        """Raises ApiError where they are too many, without tokenising where that is certain before."""
-        if self._max_token_bytes and len(text.encode()) > max_tokens * self._max_token_bytes:
-            raise context_length_error(max_tokens, None, param=param)
-        is_whole = param == "prompt"  # a chat template writes the special tokens itself
+    def _ids(self, tokenizer: Tokenizer, text: str, ask: "_Ask", *, is_whole: bool = False) -> list[int]:
+        """Raises ApiError where they are too many, without tokenising where that is certain before.
+
+        `is_whole`: the tokenizer adds its special tokens; a chat template writes them itself.
+        """
+        bytes_bound = ask.max_tokens * self._max_token_bytes
+        if bytes_bound and not ask.truncates and len(text.encode()) > bytes_bound:
+            raise context_length_error(ask.max_tokens, None, param=ask.param)
         if len(text) <= _THREAD_CHARACTERS:
             encoding = tokenizer.encode(text, add_special_tokens=is_whole)
         else:  # unlike `encode` it releases the interpreter lock
             (encoding,) = tokenizer.encode_batch([text], add_special_tokens=is_whole)
-        if len(encoding) > max_tokens:
-            raise context_length_error(max_tokens, len(encoding), param=param)
         ids: list[int] = encoding.ids
         return ids
 
@@ -125,11 +157,46 @@ class ModelTokenizer:
         cut = [Message(message.role, self._control.sub(replace, message.content)) for message in messages]
         return cut, re.compile(f"\ue000{nonce}\\.([0-9]+)\ue001"), spellings
 
-    def _ids_check(self, ids: Sequence[int]) -> list[int]:
-        if min(ids) < 0 or max(ids) >= self._vocabulary_size:
+    def _ids_check(self, ids: Sequence[int], param: str) -> Sequence[int]:
+        if ids and (min(ids) < 0 or max(ids) >= self._vocabulary_size):
             rule = f"token ids must be between 0 and {self._vocabulary_size - 1}"
-            raise ApiError("invalid_value", rule, param="prompt")
-        return list(ids)
+            raise ApiError("invalid_value", rule, param=param)
+        return ids
+
+    def _vocabulary_bytes(self, token: int) -> bytes:
+        """As the model's decoder writes it: byte-level and byte-fallback vocabularies give exact bytes."""
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if token in self._special_ids or token in self._added_ids:
+            return str(piece).encode()
+        if self._is_byte_level:
+            return bytes(_BYTE_OF[character] for character in piece if character in _BYTE_OF)
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return str(piece).replace("\u2581", " ").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A prompt to be tokenised, and the bounds of its ids."""
+
+    prompt: Prompt
+    param: str
+    max_tokens: int
+    keep: int | None  # of its end, where the client wants it cut
+
+    @property
+    def truncates(self) -> bool:
+        return self.keep is not None
+
+    def cut(self, ids: list[int]) -> list[int]:
+        """Raises ApiError where they are too many."""
+        if self.keep is not None:
+            ids = ids[-self.keep :]
+        if len(ids) > self.max_tokens:
+            raise context_length_error(self.max_tokens, len(ids), param=self.param)
+        return ids
 
 
 class TokenizerStore:

@@ -1,8 +1,9 @@
 """The stream table, and the dispatcher's side of it: submit, cancel, and what the dispatcher says."""
 
 import time
+from collections.abc import Iterable
 
-from gateway.errors import ApiError, overloaded
+from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.link import Link
 from gateway.metrics import Metrics
 from gateway.replicas import Replicas
@@ -14,7 +15,9 @@ from gpuworker.wire.messages import (
     Cancel,
     Ended,
     Hello,
+    Pause,
     Placed,
+    Resume,
     WorkerDown,
     WorkerUp,
     new_incarnation,
@@ -70,12 +73,19 @@ class Upstream:
 
     def cancel(self, stream: Stream, reason: str) -> None:
         """Tell everybody who may hold it. Idempotent; the stream settles when one of them answers."""
-        if stream.is_settled or stream.cancel_reason:
+        if stream.is_over or stream.cancel_reason:
             return
-        stream.cancel_reason = reason
+        stream.cancel_reason, stream.cancelled_at = reason, time.monotonic()
         message = Cancel(sid=stream.sid, reason=reason)
         self.dispatcher.send(message)
         self.replicas.tell(stream.worker, message)
+
+    def pause(self, streams: Iterable[Stream], is_paused: bool) -> None:
+        """Their client is behind: the replica computes nothing more for them meanwhile."""
+        for stream in streams:
+            if not stream.is_settled:
+                message = Pause(sid=stream.sid) if is_paused else Resume(sid=stream.sid)
+                self.replicas.tell(stream.worker, message)
 
     def forget(self, stream: Stream) -> None:
         self.streams.pop(stream.sid, None)
@@ -92,7 +102,7 @@ class Upstream:
         for stream in self.streams.values():
             if stream.is_settled:
                 continue
-            if not stream.received:
+            if not stream.has_begun:
                 self.dispatcher.send(stream.resubmit(now))
             if stream.cancel_reason:
                 self.dispatcher.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
@@ -104,7 +114,7 @@ class Upstream:
         match message:
             case Placed():
                 stream = self.streams.get(message.sid)
-                if stream is not None and not stream.is_settled and not stream.received:
+                if stream is not None and not stream.is_settled and not stream.has_begun:
                     self.replicas.placed(stream, message)
             case Ended():
                 if stream := self.streams.get(message.sid):
@@ -119,25 +129,30 @@ def _refusal(stream: Stream, message: str) -> ApiError:
     """No replica will ever take it, so the client must not try again."""
     if message.startswith("misrouted"):  # our defect, not the request's
         return overloaded(message)
+    names = stream.owner.names
     if message.startswith("invalid_grammar"):
-        return ApiError("invalid_value", message, param=stream.generation.grammar_param)
+        return ApiError("invalid_value", message, param=names.grammar)
     is_too_long = "longer than any replica" in message or "can be served" in message
     code = "context_length_exceeded" if is_too_long else "invalid_value"
-    return ApiError(code, message, param="messages" if stream.generation.is_chat else "prompt")
+    return ApiError(code, message, param=names.prompt)
 
 
 def _end(stream: Stream, ended: Ended) -> None:
     stream.ended_code = ended.code
     retry_after_ms = ended.retry_after_ms or 1_000
+    fail = stream.owner.fail
     match ended.code:
         case "queue_full":
-            stream.fail(ApiError("queue_full", ended.message, retry_after_ms=retry_after_ms))
+            limit = LimitDetail(
+                name="queue", scope="model", subject=stream.submit.model, clears_in_ms=retry_after_ms
+            )
+            fail(ApiError("queue_full", ended.message, retry_after_ms=retry_after_ms, limit=limit))
         case "deadline_exceeded" | "deadline":
-            stream.fail(ApiError("deadline_exceeded", ended.message))
+            fail(ApiError("deadline_exceeded", ended.message))
         case "cancelled":
-            stream.fail(ApiError("request_cancelled", ended.message, retry_after_ms=retry_after_ms))
+            fail(ApiError("request_cancelled", ended.message, retry_after_ms=retry_after_ms))
         case "refused":
-            stream.fail(_refusal(stream, ended.message))
+            fail(_refusal(stream, ended.message))
         case _:
-            stream.fail(overloaded(ended.message, retry_after_ms))
+            fail(overloaded(ended.message, retry_after_ms))
     stream.settle()

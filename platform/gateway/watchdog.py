@@ -1,13 +1,16 @@
-"""Once a second over all open streams: deadlines, slow readers, unreachable replicas, keep-alives.
+"""Once a second over everything that waits: deadlines, silent replicas, slow readers, keep-alives.
 
-Everything a stream may wait for is bounded here, so the token path needs no timers of its own.
+Everything a request may wait for is bounded here, so the token path needs no timers of its own.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Set
 
+from gateway.answer import Answer
 from gateway.errors import ApiError, overloaded
+from gateway.job import Job
 from gateway.limits import Limits
 from gateway.metrics import Metrics
 from gateway.stream import Stream
@@ -17,34 +20,42 @@ logger = logging.getLogger(__name__)
 
 
 class Watchdog:
-    def __init__(self, upstream: Upstream, limits: Limits, metrics: Metrics) -> None:
+    """`jobs` and `answers` are the gateway's own sets of what is open."""
+
+    def __init__(
+        self, upstream: Upstream, jobs: Set[Job], answers: Set[Answer], limits: Limits, metrics: Metrics
+    ) -> None:
         self._upstream = upstream
+        self._jobs = jobs
+        self._answers = answers
         self._limits = limits
         self._metrics = metrics
+        self.settle_s = limits.settle_s  # the wait for final counts; shorter while the gateway stops
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._limits.watchdog_interval_s)
             now = time.monotonic()
-            for stream in list(self._upstream.streams.values()):
-                self._check(stream, now)
+            for job in list(self._jobs):
+                self._job_check(job, now)
+            for answer in list(self._answers):
+                self._answer_check(answer, now)
             if now - self._upstream.dispatcher_joined_at > self._limits.dispatcher_grace_s:
                 self._upstream.replicas.prune()
 
-    def _check(self, stream: Stream, now: float) -> None:
-        if not stream.is_settled and not stream.cancel_reason:
-            self._deadline_check(stream, now)
-            self._reachability_check(stream, now)
-        if stream.frame is not None and not stream.disconnected:
-            self._reader_check(stream, now)
-            if now - stream.last_written_at >= self._limits.keepalive_s and not stream.writing_since:
-                stream.ping_due = True
-                stream.wake.set()
-
-    def _deadline_check(self, stream: Stream, now: float) -> None:
-        if now > stream.deadline_at + self._limits.deadline_grace_s:
-            stream.fail(ApiError("deadline_exceeded", "the deadline passed"))
+    def _job_check(self, job: Job, now: float) -> None:
+        if now > job.deadline_at + self._limits.deadline_grace_s and job.failure is None:
+            job.fail(ApiError("deadline_exceeded", "the deadline passed"))
+        for stream in job.streams:
+            if stream.is_settled:
+                continue
+            if not stream.cancel_reason:
+                self._reachability_check(stream, now)
+            elif now - stream.cancelled_at > self.settle_s:
+                self._metrics.settle_timeouts.inc()
+                logger.warning("request %s: no final count after its cancel", stream.request_id)
+                stream.settle()
 
     def _reachability_check(self, stream: Stream, now: float) -> None:
         limits, upstream = self._limits, self._upstream
@@ -55,30 +66,21 @@ class Watchdog:
                 upstream.replicas.lost(stream, "the replica was lost: no connection to it")
         elif upstream.dispatcher_lost_at and now - upstream.dispatcher_lost_at > limits.dispatcher_grace_s:
             stream.ended_code = "no_dispatcher"
-            stream.fail(overloaded("the dispatcher cannot be reached"))
+            stream.owner.fail(overloaded("the dispatcher cannot be reached"))
             stream.settle()
 
-    def _reader_check(self, stream: Stream, now: float) -> None:
+    def _answer_check(self, answer: Answer, now: float) -> None:
         limits = self._limits
-        if stream.pending_bytes <= limits.max_pending_bytes:
-            stream.over_since = 0.0
-        elif not stream.over_since:
-            stream.over_since = now
-        is_stuck = stream.writing_since and now - stream.writing_since > limits.slow_reader_s
-        if (
-            stream.pending_bytes > limits.max_pending_bytes_hard
-            or (stream.over_since and now - stream.over_since > limits.slow_reader_s)
-            or (is_stuck and stream.is_settled)  # the engine is done, only this reader is not
+        is_stuck = answer.writing_since and now - answer.writing_since > limits.slow_reader_s
+        if is_stuck or answer.pending_bytes > limits.max_pending_bytes:
+            self._metrics.slow_readers_cut.inc()
+            logger.warning("an answer was cut: its client does not read")
+            answer.cut(ApiError("slow_reader", "the stream was cut: its client does not read"))
+        elif (
+            answer.is_stream
+            and now - answer.last_written_at >= limits.keepalive_s
+            and not answer.writing_since
+            and not answer.is_ended
         ):
-            self._cut(stream)
-
-    def _cut(self, stream: Stream) -> None:
-        if stream.guard is None:
-            return
-        self._metrics.slow_readers_cut.inc()
-        logger.warning("request %s: cut, its client does not read", stream.request_id)
-        stream.drop_pending()
-        stream.failure = ApiError("slow_reader", "the stream was cut: its client does not read")
-        self._upstream.cancel(stream, "cancelled")
-        guard, stream.guard = stream.guard, None
-        guard.reschedule(asyncio.get_running_loop().time())
+            answer.ping_due = True
+            answer.wake.set()

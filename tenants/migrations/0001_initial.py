@@ -3,6 +3,7 @@
 import django.contrib.auth.models
 import django.contrib.auth.validators
 import django.contrib.postgres.fields
+import django.core.validators
 import django.db.models.deletion
 import django.db.models.manager
 import django.utils.timezone
@@ -52,12 +53,29 @@ class Migration(migrations.Migration):
                 ('id', models.UUIDField(default=tenants.ids.uuid7_now, editable=False, primary_key=True, serialize=False)),
                 ('slug', models.SlugField(max_length=63, unique=True)),
                 ('name', models.CharField(max_length=200)),
-                ('status', models.CharField(choices=[('active', 'Active'), ('suspended', 'Suspended')], default='active', max_length=16)),
+                ('status', models.CharField(choices=[('active', 'Active'), ('suspended', 'Suspended'), ('closed', 'Closed')], default='active', max_length=16)),
+                ('zero_retention', models.BooleanField(default=False, help_text='Keep no answer, not even for a replay.')),
+                ('max_output_tokens', models.PositiveIntegerField(blank=True, help_text='Of one request. Empty: no bound.', null=True, validators=[django.core.validators.MinValueValidator(1)])),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
             ],
             options={
                 'ordering': ('slug',),
-                'constraints': [models.CheckConstraint(condition=models.Q(('status__in', ('active', 'suspended'))), name='tenant_status_known')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('status__in', ('active', 'suspended', 'closed'))), name='tenant_status_known'), models.CheckConstraint(condition=models.Q(('max_output_tokens__gt', 0)), name='tenant_output_positive')],
+            },
+            managers=[
+                ('unscoped', django.db.models.manager.Manager()),
+            ],
+        ),
+        migrations.CreateModel(
+            name='TenantDataKey',
+            fields=[
+                ('tenant', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, primary_key=True, related_name='data_key', serialize=False, to='tenants.tenant')),
+                ('master_key_id', models.CharField(max_length=16)),
+                ('wrapped', models.BinaryField()),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+            ],
+            options={
+                'ordering': ('tenant',),
             },
             managers=[
                 ('unscoped', django.db.models.manager.Manager()),
@@ -74,6 +92,7 @@ class Migration(migrations.Migration):
                 ('last4', models.CharField(max_length=4)),
                 ('scopes', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=40), size=None)),
                 ('allowed_models', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=200), blank=True, null=True, size=None)),
+                ('max_open_requests', models.PositiveIntegerField(blank=True, help_text='Empty: no bound of its own.', null=True, validators=[django.core.validators.MinValueValidator(1)])),
                 ('expires_at', models.DateTimeField(blank=True, null=True)),
                 ('revoked_at', models.DateTimeField(blank=True, null=True)),
                 ('last_used_at', models.DateTimeField(blank=True, null=True)),
@@ -84,6 +103,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'API key',
                 'ordering': ('-created_at',),
+                'constraints': [models.CheckConstraint(condition=models.Q(('max_open_requests__gt', 0)), name='key_requests_positive')],
             },
             managers=[
                 ('unscoped', django.db.models.manager.Manager()),

@@ -26,16 +26,24 @@ class Migration(migrations.Migration):
             "tenants_tenant",
             tenant_column="id",
             app=READ,
-            operator=(*ADD, "UPDATE (status)"),
+            operator=(*ADD, "UPDATE (status, zero_retention, max_output_tokens)"),
+            gateway=READ,
+            gateway_sees="all",
+        ),
+        # The one thing that is destroyed with a tenant: without it nothing that was sealed can be read.
+        enable_rls(
+            "tenants_tenantdatakey",
+            app=READ,
+            operator=(*ADD, "UPDATE (master_key_id, wrapped)", "DELETE"),
             gateway=READ,
             gateway_sees="all",
         ),
         enable_rls("tenants_member", app=ADD, operator=ADD),
-        # What a key is and may do never changes: a digest that could be replaced would be another's key.
+        # What a key is and what it may use never change: a digest that could be replaced would be another's key.
         enable_rls(
             "tenants_apikey",
             app=(*ADD, "UPDATE (revoked_at)"),
-            operator=(*ADD, "UPDATE (revoked_at)"),
+            operator=(*ADD, "UPDATE (revoked_at, max_open_requests)"),
             gateway=READ,
             gateway_sees="all",
         ),

@@ -82,11 +82,12 @@ async def test_concurrent_writers_of_the_same_records_bill_each_once(
     )
 
     assert sum(counts) == len(records)
-    assert await rows(operator, "SELECT count(*), sum(billable_prompt_tokens) FROM billing_usageevent") == [
-        (40, 20 * 10)
-    ]
+    assert await rows(
+        operator,
+        "SELECT count(*), sum(billable_prompt_tokens), sum(billable_output_tokens) FROM billing_usageevent",
+    ) == [(40, 20 * 10, 20 * 5)]
     assert await rows(operator, "SELECT sum(amount_micro_usd), count(*) FROM billing_ledgerentry") == [
-        (0, 80)
+        (0, 40)  # the second attempt of each has nothing left to bill
     ]
     assert await rows(operator, "SELECT count(*) FROM billing_usageconflict") == [(0,)]
 
@@ -105,8 +106,8 @@ async def test_prompt_bills_once_whichever_attempt_comes_first(
         " ORDER BY request_id, attempt",
     ) == [
         (request_id(1), 1, 10, 5),
-        (request_id(1), 2, 0, 5),
-        (request_id(2), 1, 0, 5),
+        (request_id(1), 2, 0, 0),
+        (request_id(2), 1, 0, 0),
         (request_id(2), 2, 10, 5),
         (request_id(3), 1, 0, 0),
         (request_id(3), 2, 10, 5),

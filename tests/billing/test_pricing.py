@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.contracts import OUTCOMES, Price, UsageRecord
-from billing.pricing import BillableTokens, billable_tokens, cost_micro_usd
+from billing.pricing import BillableTokens, Billed, billable_tokens, cost_micro_usd
 from tests.billing.records import usage
 
 tokens = st.integers(0, 10_000_000)
@@ -68,13 +68,15 @@ def test_more_tokens_never_cost_less(price: Price, prompt: int, cached: int, out
     )
 
 
-@given(records, st.booleans())
-def test_no_token_bills_twice_and_none_that_was_not_counted(record: UsageRecord, prompt_billed: bool) -> None:
-    billable = billable_tokens(record, prompt_billed=prompt_billed)
+@given(records, st.booleans(), st.integers(0, 9000))
+def test_no_token_bills_twice_and_none_that_was_not_counted(
+    record: UsageRecord, prompt_billed: bool, output_billed: int
+) -> None:
+    billable = billable_tokens(record, Billed(prompt_billed, output_billed))
     assert min(billable) >= 0
     assert billable.prompt + billable.cached <= record.prompt_tokens
     assert billable.cached <= record.cached_tokens
-    assert billable.output <= record.output_tokens
+    assert billable.output <= max(record.output_tokens - output_billed, 0)
     if prompt_billed:
         assert billable.prompt == billable.cached == 0
 
@@ -82,18 +84,20 @@ def test_no_token_bills_twice_and_none_that_was_not_counted(record: UsageRecord,
 @given(records)
 def test_nothing_bills_before_prefill(record: UsageRecord) -> None:
     idle = usage(prompt_tokens=0, output_tokens=record.output_tokens, outcome=record.outcome)
-    assert billable_tokens(idle, prompt_billed=False) == (0, 0, 0)
+    assert billable_tokens(idle) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_our_failure_before_the_first_token_bills_nothing(outcome: str) -> None:
     record = usage(outcome=outcome, output_tokens=0)
     expected = (0, 0, 0) if outcome in ("replica_lost", "error") else (10, 0, 0)
-    assert billable_tokens(record, prompt_billed=False) == expected
+    assert billable_tokens(record) == expected
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_produced_tokens_bill_whatever_the_outcome(outcome: str) -> None:
     record = usage(outcome=outcome, prompt_tokens=10, cached_tokens=4, output_tokens=5)
-    assert billable_tokens(record, prompt_billed=False) == BillableTokens(prompt=6, cached=4, output=5)
-    assert billable_tokens(record, prompt_billed=True) == BillableTokens(prompt=0, cached=0, output=5)
+    assert billable_tokens(record) == BillableTokens(prompt=6, cached=4, output=5)
+    assert billable_tokens(record, Billed(prompt=True, output=3)) == BillableTokens(
+        prompt=0, cached=0, output=2
+    )

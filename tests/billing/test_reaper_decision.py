@@ -46,7 +46,7 @@ def test_our_own_failure_is_on_the_house_when_nobody_knows_what_was_delivered() 
     row = worker_row(reason="error", output_tokens=77)
     [record] = reap_decide([row], frozenset(), watched([], until_s=10), Presence(), 10.0)
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("error", 10, 0)
-    assert billable_tokens(record, prompt_billed=False) == NOTHING
+    assert billable_tokens(record) == NOTHING
 
 
 def test_open_row_waits_for_its_worker_and_is_billed_when_that_is_gone() -> None:

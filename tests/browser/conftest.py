@@ -119,6 +119,7 @@ def site_process(
         "REDIS_URL": valkey.url,
         "SLUICE_SECRET_KEY": "a key for the tests of this session alone, sixty characters.",
         "SLUICE_KEY_PEPPER": os.environ["SLUICE_KEY_PEPPER"],
+        "SLUICE_MASTER_KEY": os.environ["SLUICE_MASTER_KEY"],
         "SLUICE_STATE": str(tmp_path),
         "SLUICE_SPOOL": str(tmp_path / "spool"),
         "SLUICE_DISPATCH": f"unix:{tmp_path}/no.sock",

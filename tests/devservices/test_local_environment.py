@@ -50,6 +50,7 @@ def test_a_running_stack_gives_everything_that_is_not_set(tmp_path: Path, listen
         "SLUICE_WIRE_SECRET": secrets["wire_secret"],
         "SLUICE_SECRET_KEY": secrets["secret_key"],
         "SLUICE_KEY_PEPPER": secrets["key_pepper"],
+        "SLUICE_MASTER_KEY": secrets["master_key"],
         **{
             f"SLUICE_DB_{role.upper()}": f"postgresql://{role}:x@127.0.0.1:{listening}/sluice"
             for role in ("owner", "app", "operator", "gateway")

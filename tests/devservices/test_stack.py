@@ -9,7 +9,7 @@ from devservices.processes import processes_working_in
 from devservices.stack import Stack
 from devservices.state import UpSettings, database_name
 
-SECRETS = {"wire_secret": "wire", "secret_key": "django", "key_pepper": "00"}
+SECRETS = {"wire_secret": "wire", "secret_key": "django", "key_pepper": "00", "master_key": "11"}
 ROLES = {role: f"postgresql://{role}" for role in ("owner", "app", "operator", "gateway")}
 
 
@@ -31,12 +31,18 @@ def test_what_the_operator_chose_reaches_every_django_process(
         assert chosen.items() <= spec.environment.items(), spec.name
 
 
-def test_only_those_who_need_a_secret_have_it(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_those_who_need_a_secret_have_it(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgresql://admin:secret@x/y")
     monkeypatch.setenv("PIP_INDEX_URL", "https://token@index.example")
     monkeypatch.setenv("https_proxy", "https://user:secret@proxy.example")
     secrets = {"SLUICE_KEY_PEPPER", "SLUICE_SECRET_KEY", "SLUICE_DB_APP", "SLUICE_DB_OPERATOR"}
-    assert not secrets & stack.worker(0, "demo", "d").environment.keys()
+    secrets |= {"SLUICE_MASTER_KEY"}
+    for spec in (stack.worker(0, "demo", "d"), stack.dispatcher()):
+        assert not secrets & spec.environment.keys(), spec.name
+    for spec in (stack.gateway(), stack.controller(), stack.celery(), stack.seed(tmp_path / "seed.json")):
+        assert secrets <= spec.environment.keys(), spec.name
     everybody = [stack.gateway(), stack.dispatcher(), stack.controller(), stack.celery(), stack.migrate()]
     for spec in (*everybody, stack.worker(0, "demo", "d")):
         assert not {"DATABASE_URL", "PIP_INDEX_URL", "https_proxy"} & spec.environment.keys(), spec.name

@@ -130,8 +130,20 @@ def test_secrets_are_made_once_and_private(tmp_path: Path) -> None:
 
     assert secrets_load(tmp_path) == made
     assert _mode(tmp_path / "secrets.json") == 0o600
-    assert len(bytes.fromhex(made["key_pepper"])) == 32
+    assert len(bytes.fromhex(made["key_pepper"])) == len(bytes.fromhex(made["master_key"])) == 32
     assert len(set(made.values())) == len(made)
+
+
+def test_a_secret_that_an_older_file_lacks_is_added(tmp_path: Path) -> None:
+    made = secrets_load(tmp_path)
+    older = {name: value for name, value in made.items() if name != "master_key"}
+    (tmp_path / "secrets.json").write_text(json.dumps(older))
+
+    added = secrets_load(tmp_path)
+
+    assert older.items() < added.items() == secrets_load(tmp_path).items()
+    assert len(bytes.fromhex(added["master_key"])) == 32
+    assert _mode(tmp_path / "secrets.json") == 0o600
 
 
 def test_demo_file_holds_what_an_sdk_needs_and_is_private(tmp_path: Path) -> None:

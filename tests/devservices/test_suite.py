@@ -20,6 +20,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "bench" / "engine.py").write_text(suite)
     (tmp_path / "bench" / "fuzz" / "wire.py").write_text(suite)
     (tmp_path / "bench" / "report.py").write_text("# a helper, not a suite\n")
+    (tmp_path / "bench" / "whole").mkdir()
+    (tmp_path / "bench" / "whole" / "__init__.py").write_text("")
+    (tmp_path / "bench" / "whole" / "__main__.py").write_text(suite)
     return tmp_path
 
 
@@ -34,6 +37,10 @@ def test_a_suite_runs_with_its_arguments_and_its_exit_status_is_ours(project: Pa
     assert (answer.returncode, answer.stdout) == (5, "ran --seconds 5\n")
 
 
+def test_a_package_is_a_suite_too(project: Path) -> None:
+    assert _run(project, "bench", "whole", "--quick").stdout == "ran --quick\n"
+
+
 @pytest.mark.parametrize("verb", ["bench", "sim", "mutate", "fuzz", "faults"])
 def test_a_suite_that_is_not_built_says_so(project: Path, verb: str) -> None:
     answer = _run(project, verb, "teleport")
@@ -46,7 +53,7 @@ def test_without_a_name_those_that_are_built_are_listed_and_helpers_are_not(proj
     answer = _run(project, "bench", "")
 
     assert answer.returncode == 2
-    assert answer.stderr == "bench: say which: make bench SUITE=…; built: engine\n"
+    assert answer.stderr == "bench: say which: make bench SUITE=…; built: engine, whole\n"
 
 
 def test_a_name_cannot_leave_its_folder(project: Path) -> None:

@@ -154,7 +154,7 @@ def test_special_ids_are_never_shown() -> None:
 def test_after_a_match_nothing_more_is_shown() -> None:
     detokenizer = Detokenizer(BYTES, [], ["b"])
     assert pushed(detokenizer, list(b"abc")) == ["a", "", ""]
-    assert detokenizer.stopped
+    assert detokenizer.stopped_by
     assert detokenizer.flush() == ""
 
 
@@ -165,13 +165,13 @@ def test_stop_strings_are_not_looked_for_while_the_row_may_not_stop() -> None:
     shown = [detokenizer.push(token, may_stop=at >= 2) for at, token in enumerate(b"ababab")]
     # Then the first is shown, at once, and the second stops
     assert shown == ["a", "b", "", "", "", ""]
-    assert detokenizer.stopped
+    assert detokenizer.stopped_by
 
 
 def test_a_stop_string_begun_before_the_row_may_stop_is_not_found() -> None:
     detokenizer = Detokenizer(BYTES, [], ["ab"])
     assert [detokenizer.push(ord("a"), may_stop=False), detokenizer.push(ord("b"))] == ["a", "b"]
-    assert not detokenizer.stopped
+    assert not detokenizer.stopped_by
 
 
 def test_stop_strings_are_not_looked_for_in_an_echoed_prompt() -> None:
@@ -193,4 +193,4 @@ def test_shown_text_is_the_decoded_text_cut_at_the_first_stop(text: str, stops: 
         found = [stop for stop in stops if text[: ends[0]].endswith(stop)]
         expected = text[: ends[0] - max(map(len, found))]
     assert shown == expected
-    assert detokenizer.stopped == bool(ends)
+    assert bool(detokenizer.stopped_by) == bool(ends)

@@ -198,6 +198,31 @@ def test_a_grammar_shapes_the_text_and_others_do_not_wait_for_it(make: Make, n: 
     assert end_of(outputs, 1).reason == "stop"
 
 
+def test_an_end_says_which_stop_it_was(make: Make) -> None:
+    engine = make(PagedEchoRunner(vocab_size=257))
+    engine.submit(key(1), submit_make(1, "one, two. ", max_tokens=20, stop=["two", ", tw", "w"]), 0)
+    engine.submit(key(2), submit_make(2, [*b"ab", EOS], max_tokens=20), 0)
+    engine.submit(key(3), submit_make(3, "abc", max_tokens=20, stop_ids=[ord("c")]), 0)
+    engine.submit(key(4), submit_make(4, "abc", max_tokens=3, stop=["x"], n=2), 0)
+    engine.submit(key(5), submit_make(5, "abc", max_tokens=20, stop=["b"], n=2), 0)
+    grammar = Grammar(kind="regex", text="abab")
+    outputs = run_with_grammar(engine, submit_make(6, "ab", max_tokens=20, grammar=grammar))
+    said = {sid: (end_of(outputs, sid).reason, end_of(outputs, sid).stopped_by) for sid in range(1, 7)}
+    assert said == {
+        1: ("stop", ", tw"),
+        2: ("stop", EOS),
+        3: ("stop", ord("c")),
+        4: ("length", None),
+        5: ("stop", "b"),
+        6: ("stop", None),
+    }
+    columns = [output.gateways[GATEWAY] for output in outputs if GATEWAY in output.gateways]
+    ends = [end for part in columns for end in part.choice_ends]
+    assert {(end.sid, end.choice, end.stopped_by) for end in ends} == {
+        (4, 0, None), (4, 1, None), (5, 0, "b"), (5, 1, "b"),
+    }  # fmt: skip
+
+
 def test_a_grammar_cut_by_max_tokens_says_length(make: Make) -> None:
     engine = make(PagedEchoRunner(vocab_size=257))
     grammar = Grammar(kind="regex", text="[a-z]{40}")

@@ -12,13 +12,14 @@ LETTERS = st.text(st.sampled_from("ab"), max_size=40)
 STOPS = st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=12), min_size=1, max_size=5)
 
 
-def cut_at_stop(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The rule, read literally."""
+def cut_at_stop(text: str, stops: list[str]) -> tuple[str, str]:
+    """The rule, read literally: what is shown, and the stop string that matched."""
     for end in range(len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
-            return text[: end - max(map(len, found))], True
-    return text, False
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, ""
 
 
 @st.composite
@@ -33,7 +34,7 @@ def near_misses(draw: st.DrawFn, stops: list[str]) -> str:
 def test_stop_strings_do_not_depend_on_how_the_text_was_split(stops: list[str], data: st.DataObject) -> None:
     # Given the end of the earliest completed stop string, and the longest one that ends there
     text = data.draw(LETTERS | near_misses(stops))
-    expected, ends = cut_at_stop(text, stops)
+    expected, stopped_by = cut_at_stop(text, stops)
     # When the text arrives in any pieces
     matcher = StopMatcher(stops)
     shown, at = "", 0
@@ -50,7 +51,7 @@ def test_stop_strings_do_not_depend_on_how_the_text_was_split(stops: list[str], 
         )
     shown += matcher.flush()
     assert shown == expected
-    assert matcher.matched == ends
+    assert matcher.matched == stopped_by
 
 
 def test_of_stop_strings_within_each_other_the_first_completed_wins() -> None:

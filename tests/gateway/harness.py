@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from tests.gateway.weights import CONTEXT_TOKENS, store_make
 
 MODEL = "tiny"
 QUICK = {"settle_s": 1.0, "worker_unreachable_s": 1.0, "watchdog_interval_s": 0.1}  # so that waits are short
+NO_VALKEY = "redis://127.0.0.1:1/0"
 NO_POSTGRES = "postgresql://gateway@127.0.0.1:1/none?connect_timeout=1"
 
 
@@ -78,7 +79,8 @@ class GatewayProcess:
         return record
 
     def peers_reset(self) -> None:
-        for queue in (self.dispatcher.submits, self.dispatcher.cancels, self.worker.cancels):
+        queues: list[asyncio.Queue[Any]] = [self.dispatcher.submits, self.dispatcher.cancels]
+        for queue in (*queues, self.worker.cancels, self.worker.pauses):
             while not queue.empty():
                 queue.get_nowait()
         self.worker.answers_cancels = True
@@ -111,9 +113,11 @@ async def gateway_started(
     *,
     limits: dict[str, Any] | None = None,
     database_url: str = "",
+    redis_url: str = "",
     environment: dict[str, str] | None = None,
     peers: bool = True,
     graceful_s: int = 10,
+    server_arguments: Sequence[str] = (),
 ) -> AsyncIterator[GatewayProcess]:
     """With a `database_url` keys and routes come from there, else from a given snapshot."""
     with tempfile.TemporaryDirectory(prefix="sluice-gw-", dir="/tmp") as name:
@@ -142,7 +146,9 @@ async def gateway_started(
             "SLUICE_DISPATCH": dispatcher.address,
             "SLUICE_WIRE_SECRET": SECRET,
             "SLUICE_KEY_PEPPER": pepper,
+            "SLUICE_MASTER_KEY": os.environ["SLUICE_MASTER_KEY"],
             "SLUICE_DB_GATEWAY": database_url or NO_POSTGRES,
+            "REDIS_URL": redis_url or NO_VALKEY,
             "TEST_LIMITS": json.dumps(limits or {}),
             **({} if database_url else {"TEST_SNAPSHOT": json.dumps(snapshot)}),
             **(environment or {}),
@@ -154,6 +160,7 @@ async def gateway_started(
             arguments = ["--factory", "tests.gateway.server:make", "--fd", str(listener.fileno())]
             arguments += ["--http", "tests.gateway.server:QuickProtocol", "--log-level", "info"]
             arguments += ["--timeout-graceful-shutdown", str(graceful_s), "--no-access-log"]
+            arguments += server_arguments
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",

@@ -16,7 +16,9 @@ from gpuworker.wire.messages import (
     Frame,
     Heartbeat,
     Hello,
+    Pause,
     Placed,
+    Resume,
     Submit,
     Welcome,
     WorkerDown,
@@ -136,6 +138,11 @@ class WorkerPeer(Peer):
         super().__init__(name, address, digest)
         self.counts: dict[int, tuple[int, int]] = {}  # sid -> prompt, output
         self.answers_cancels = True
+        self.pauses: asyncio.Queue[Pause | Resume] = asyncio.Queue()
+
+    def told(self, message: AnyMessage) -> None:
+        if isinstance(message, Pause | Resume):
+            self.pauses.put_nowait(message)
 
     def up(self, *, max_tokens: int = 100_000) -> WorkerUp:
         return WorkerUp(

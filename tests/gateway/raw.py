@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -73,6 +75,10 @@ class RawConnection:
     def close_all(cls) -> None:
         for connection in list(cls._opened):
             connection.close()
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def request(port: int, method: str, path: str, body: bytes = b"", *headers: str) -> Response:

@@ -40,6 +40,10 @@ def snapshot_make(pepper: bytes, document: dict[str, Any]) -> Snapshot:
             scopes=frozenset(entry.get("scopes", ["completions"])),
             models=frozenset(entry["models"]) if "models" in entry else None,
             expires_at=datetime.fromisoformat(entry["expires_at"]) if "expires_at" in entry else None,
+            data_key=bytes(32),
+            zero_retention=entry.get("zero_retention", False),
+            max_output_tokens=entry.get("max_output_tokens"),
+            max_open_requests=entry.get("max_open_requests"),
         )
     routes = {
         slug: ModelRoute(

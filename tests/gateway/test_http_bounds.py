@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.gateway.harness import MODEL, GatewayProcess
-from tests.gateway.raw import RawConnection
+from tests.gateway.raw import RawConnection, resident_bytes
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -19,10 +18,6 @@ WAIT_S = 5.0
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 async def sent(gateway: GatewayProcess, data: bytes) -> RawConnection:

@@ -121,6 +121,7 @@ def test_serving_without_secrets_fails_closed() -> None:
         "SLUICE_DB_OPERATOR": "postgresql://a@127.0.0.1:1/none",
         "REDIS_URL": "redis://127.0.0.1:1",
         "SLUICE_KEY_PEPPER": "00" * 32,
+        "SLUICE_MASTER_KEY": "00" * 32,
     }
     probe = "from config.environment import serving_require; serving_require()"
     assert _python(probe, **complete).returncode == 0

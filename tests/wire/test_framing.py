@@ -151,5 +151,6 @@ def test_ends_travel_inside_their_frame() -> None:
         sid=1, reason="stop", prompt_tokens=3, cached_tokens=0, output_tokens=2, queue_ms=1, prefill_ms=2,
         decode_ms=3, preemptions=0,
     )  # fmt: skip
-    frame = Frame(step=9, sids=[], starts=[], counts=[], texts=[], ends=[end])
+    ends = [end, msgspec.structs.replace(end, stopped_by="##"), msgspec.structs.replace(end, stopped_by=9)]
+    frame = Frame(step=9, sids=[], starts=[], counts=[], texts=[], ends=ends)
     assert FrameDecoder().feed(encode(frame)) == [frame]

@@ -20,6 +20,7 @@ class ChoiceEnd(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=F
     choice: int
     reason: str
     output_tokens: int
+    stopped_by: str | int | None = None  # as in End
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
@@ -44,6 +45,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     decode_ms: int
     preemptions: int
     message: str = ""
+    stopped_by: str | int | None = None  # the stop string or the token id that ended choice 0; else None
 
 
 class Frame(Message, frozen=True):

@@ -21,7 +21,7 @@ from gpuworker.manifest import MANIFEST_NAME, Manifest, WeightsMismatch, manifes
 from modelsvc.importer import DEMO_NAME, DEMO_OWNED_BY, DEMO_SLUG
 from modelsvc.selectors import route_of
 from modelsvc.services import RegistryError, route_switch, version_publish
-from tenants import selectors, services
+from tenants import accounts, selectors, services
 from tenants.keys import key_digest
 from tenants.models import ApiKey, Tenant, User
 from tenants.scoping import operator_scope
@@ -131,9 +131,9 @@ def _admin_ensure(password: str | None) -> str:
         return password
     password = secrets.token_urlsafe(18)
     if user is None:
-        services.superuser_create(username=ADMIN, password=password, actor=ACTOR)
+        accounts.superuser_create(username=ADMIN, password=password, actor=ACTOR)
     else:
-        services.password_set(user=user, password=password, actor=ACTOR)
+        accounts.password_set(user=user, password=password, actor=ACTOR)
     return password
 
 

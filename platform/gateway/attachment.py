@@ -1,0 +1,127 @@
+"""Answers that a request does not compute: followed in the token log as they run, or read from the store."""
+
+import logging
+import time
+from functools import partial
+from uuid import UUID
+
+import msgspec
+
+from billing.idempotency import Stored
+from gateway.answer import Answer, Framing
+from gateway.answer_parts import Finished, PromptRow, Row
+from gateway.dialects.base import Renderer
+from gateway.dialects.registry import DIALECTS
+from gateway.errors import ApiError, overloaded
+from gateway.http import HeaderList
+from gateway.recorder import answer_open
+from gateway.runtime import Gateway
+from gateway.served import FramingFor, Served
+from gateway.token_log.entries import Entry, Failed, Opened
+from gateway.token_log.follow import Lost
+from gateway.token_log.log import LogUnavailable
+from gateway.tokenization import ModelTokenizer
+from tenants.contracts import KeyGrant
+
+REPLAYED: HeaderList = [(b"idempotent-replayed", b"true")]
+
+logger = logging.getLogger(__name__)
+
+
+async def attach(
+    gateway: Gateway,
+    grant: KeyGrant,
+    request_id: UUID,
+    framing_for: FramingFor,
+    *,
+    is_numbered: bool,
+    after: int = 0,
+) -> Served | None:
+    """None when there is no log of it, or not yet. The answer fails with `gateway_lost` when its owner dies.
+
+    Raises ApiError.
+    """
+    try:
+        opened = await gateway.token_log.find(grant.tenant_id, request_id, grant.data_key)
+    except LogUnavailable as error:
+        raise overloaded("the logs of running answers cannot be reached now") from error
+    if opened is None:
+        return None
+    framing = framing_for(request_id, is_numbered) if opened.stream else None
+    answer = await _answer_make(gateway, opened, framing, after)
+    follow = gateway.token_log.follow(
+        grant.tenant_id,
+        request_id,
+        opened.attempt,
+        grant.data_key,
+        partial(feed, answer),
+        partial(_lost, answer),
+    )
+    answer.on_backlog = lambda is_paused: follow.pause() if is_paused else follow.resume()
+    return Served(answer, request_id, grant, follow.close, is_computed_here=False, headers=list(REPLAYED))
+
+
+async def replay(
+    gateway: Gateway, grant: KeyGrant, stored: Stored, framing_for: FramingFor, *, is_numbered: bool
+) -> Served:
+    """Raises ApiError when the answer was not kept."""
+    usage = {
+        "prompt_tokens": stored.prompt_tokens,
+        "completion_tokens": stored.output_tokens,
+        "total_tokens": stored.prompt_tokens + stored.output_tokens,
+    }
+    if stored.answer is None:
+        message = "the request with this idempotency key is finished, but its answer was not kept"
+        raise ApiError("replay_not_available", message, usage=usage)
+    try:
+        opened, entries = answer_open(grant, stored.request_id, stored.answer)
+    except ValueError as error:
+        logger.error("request %s: its stored answer cannot be opened: %s", stored.request_id, error)
+        message = "the request with this idempotency key is finished, but its answer cannot be read any more"
+        raise ApiError("replay_not_available", message, usage=usage) from error
+    framing = framing_for(stored.request_id, is_numbered) if opened.stream else None
+    answer = await _answer_make(gateway, opened, framing, 0)
+    for entry in entries:
+        feed(answer, entry)
+    return Served(
+        answer, stored.request_id, grant, lambda: None, is_computed_here=False, headers=list(REPLAYED)
+    )
+
+
+def renderer_of(opened: Opened, tokenizer: ModelTokenizer) -> Renderer:
+    dialect = DIALECTS[opened.dialect]
+    options = msgspec.msgpack.decode(opened.options, type=dialect.options_type)
+    return dialect.renderer(options, opened.head, tokenizer)
+
+
+def feed(answer: Answer, entry: Entry) -> None:
+    match entry:
+        case Row():
+            answer.row(entry)
+        case PromptRow():
+            answer.prompt_row(entry)
+        case Finished():
+            answer.finished(entry)
+        case Failed():
+            answer.failed(entry.error())
+
+
+async def _answer_make(gateway: Gateway, opened: Opened, framing: Framing | None, after: int) -> Answer:
+    tokenizer = await gateway.tokenizers.get(opened.head.digest)
+    head = opened.head
+    return Answer(
+        renderer_of(opened, tokenizer),
+        framing,
+        choices=head.choices,
+        prompts=len(head.prompt_tokens),
+        now=time.monotonic(),
+        after=after,
+        pause_bytes=gateway.limits.pause_bytes,
+    )
+
+
+def _lost(answer: Answer, cause: Lost) -> None:
+    logger.warning("a followed answer was lost: %s", cause)
+    answer.failed(
+        ApiError("gateway_lost", "the gateway that computed this answer was lost", retry_after_ms=1_000)
+    )

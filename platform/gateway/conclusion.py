@@ -1,0 +1,122 @@
+"""The end of a request: its usage is recorded, then what is kept of it, then its client hears the end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from billing.contracts import UsageRecord
+from billing.idempotency import StoreUnavailable
+from gateway.answer_parts import ChoiceEnd, Finished, Usage
+from gateway.errors import ApiError
+from gateway.job import Job
+from gateway.metrics import Metrics
+from gateway.recorder import Recorder
+from gateway.stream import Stream
+from gateway.upstream import Upstream
+from gateway.usage import usage_of
+from gateway.usage_spool import SpoolUnavailable, UsageSpool
+
+_STORE_RETRY_S = 2.0
+_STORE_TRIES = 150
+_FINAL_FAILURES = ("deadline_exceeded", "engine_error")  # of the request itself: it gets them again
+
+logger = logging.getLogger(__name__)
+
+
+class Conclusions:
+    """`forget` is told when nothing of a job is left to do."""
+
+    def __init__(
+        self, upstream: Upstream, spool: UsageSpool, metrics: Metrics, forget: Callable[[Job], None]
+    ) -> None:
+        self._upstream = upstream
+        self._spool = spool
+        self._metrics = metrics
+        self._forget = forget
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, job: Job) -> None:
+        """All its streams are settled."""
+        task = asyncio.create_task(self._conclude(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self, timeout_s: float) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    async def _conclude(self, job: Job) -> None:
+        outcome, usage = await self._outcome(job)
+        recorder = job.recorder
+        is_stored = True
+        if recorder is not None:
+            await recorder.log(outcome)
+            is_stored = await _stored(recorder, job, outcome, usage)
+        if isinstance(outcome, Finished):
+            job.sink.finished(outcome)
+        else:
+            job.sink.failed(outcome)
+        for stream in job.streams:
+            self._upstream.forget(stream)
+        self._forget(job)
+        if recorder is not None and not is_stored:
+            await _store_later(recorder, job, outcome, usage)
+
+    async def _outcome(self, job: Job) -> tuple[Finished | ApiError, Usage]:
+        now_ms = time.time_ns() // 1_000_000
+        records = [usage_of(job, stream, self._upstream.incarnation, now_ms) for stream in job.streams]
+        usage = Usage(
+            sum(record.prompt_tokens for record in records),
+            sum(record.cached_tokens for record in records),
+            sum(record.output_tokens for record in records),
+        )
+        for record, stream in zip(records, job.streams, strict=True):
+            self._measure(job, stream, record)
+        try:
+            await asyncio.gather(*(self._spool.append(record) for record in records))
+        except SpoolUnavailable as error:
+            logger.critical("request %s: usage not recorded: %s", job.request_id, error)
+            message = "the usage of this request could not be recorded"
+            return ApiError("usage_not_recorded", message), usage
+        if job.failure is not None:
+            return job.failure, usage
+        if not job.is_complete:
+            return ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000), usage
+        return Finished([end for stream in job.streams for end in _choice_ends(stream)], usage), usage
+
+    def _measure(self, job: Job, stream: Stream, record: UsageRecord) -> None:
+        metrics, model = self._metrics, record.model
+        metrics.requests.labels(model, record.outcome).inc()
+        metrics.tokens.labels(model, "prompt").inc(record.prompt_tokens)
+        metrics.tokens.labels(model, "output").inc(record.output_tokens)
+        if stream.first_token_at:
+            metrics.ttft.labels(model).observe(stream.first_token_at - job.accepted_at)
+
+
+def _choice_ends(stream: Stream) -> list[ChoiceEnd]:
+    assert stream.end is not None
+    return [
+        stream.choice_ends.get(choice)
+        or ChoiceEnd(stream.first_choice + choice, stream.end.reason, stream.received[choice])
+        for choice in range(stream.submit.n)
+    ]
+
+
+async def _stored(recorder: Recorder, job: Job, outcome: Finished | ApiError, usage: Usage) -> bool:
+    has_begun = any(stream.has_begun for stream in job.streams)
+    is_final = isinstance(outcome, Finished) or (outcome.code in _FINAL_FAILURES and has_begun)
+    try:
+        await recorder.store(outcome, usage, is_final=is_final)
+    except StoreUnavailable as error:
+        logger.warning("request %s: its key is recorded later: %s", job.request_id, error)
+        return False
+    return True
+
+
+async def _store_later(recorder: Recorder, job: Job, outcome: Finished | ApiError, usage: Usage) -> None:
+    for _ in range(_STORE_TRIES):
+        await asyncio.sleep(_STORE_RETRY_S)
+        if await _stored(recorder, job, outcome, usage):
+            return
+    logger.error("request %s: its key was not recorded", job.request_id)

@@ -1,0 +1,31 @@
+"""The Idempotency-Key of a request, and the fingerprint that tells whether two requests are the same."""
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.errors import ApiError
+
+MAX_KEY_CHARACTERS = 255
+_HEADER = b"idempotency-key"
+
+
+def key_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """The key, bare or as a quoted string (RFC 8941). Raises ApiError."""
+    raw = headers.get(_HEADER)
+    if raw is None:
+        return None
+    key = raw.strip().decode("latin-1")
+    if len(key) >= 2 and key[0] == key[-1] == '"':
+        key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    if not (0 < len(key) <= MAX_KEY_CHARACTERS and key.isascii() and key.isprintable()):
+        rule = f"the idempotency key must have 1 to {MAX_KEY_CHARACTERS} printable ASCII characters"
+        raise ApiError("invalid_value", rule, param="idempotency-key")
+    return key
+
+
+def fingerprint_of(body: bytes, path: str) -> bytes:
+    """SHA-256 over the path and the body's JSON, whose blanks and order of keys do not count."""
+    canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    return hashlib.sha256(path.encode() + b"\n" + canonical).digest()

@@ -1,0 +1,112 @@
+"""What a request may say outside its body, and what a response says outside its own."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.idempotency import MAX_KEY_CHARACTERS
+
+_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_MAX_EVENT_NUMBER = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    place: str  # path | query | header
+    schema: dict[str, Any]
+    description: str
+    example: str | int | None = None
+
+    def document(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "name": self.name,
+            "in": self.place,
+            "required": self.place == "path",
+            "schema": self.schema,
+            "description": self.description,
+        }
+        if self.example is not None:
+            shown["example"] = self.example
+        return shown
+
+
+REQUEST_ID = Parameter(
+    "request_id",
+    "path",
+    {"type": "string", "format": "uuid"},
+    "The `x-request-id` of the response.",
+    "019a3c5e-7f00-7000-8000-000000000001",
+)
+MODEL = Parameter(
+    "model", "path", {"type": "string", "minLength": 1}, "As `GET /v1/models` names it.", "tiny"
+)
+AFTER = Parameter(
+    "after",
+    "query",
+    {"type": "integer", "minimum": 0, "maximum": _MAX_EVENT_NUMBER, "default": 0},
+    "The number of the last event that arrived; those after it are sent.",
+    12,
+)
+LAST_EVENT_ID = Parameter(
+    "Last-Event-ID",
+    "header",
+    {"type": "string", "pattern": f"^{_UUID}:[0-9]{{1,10}}$"},
+    "The `id:` of the last event that arrived; wins over `after`.",
+)
+IDEMPOTENCY_KEY = Parameter(
+    "Idempotency-Key",
+    "header",
+    {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": MAX_KEY_CHARACTERS,
+        "pattern": "^[!-~]([ -~]*[!-~])?$",
+    },
+    "The same key and body again get the same answer for 24 hours, and cost nothing again.",
+)
+STREAM_RESUME = Parameter(
+    "X-Stream-Resume",
+    "header",
+    {"type": "string"},
+    "`1`: events are numbered (`id: <request id>:<n>`), and the stream can be resumed for 30 seconds after a cut.",
+)
+DEADLINE = Parameter(
+    "X-Request-Deadline-Ms",
+    "header",
+    {"type": "number", "minimum": 1},
+    "Milliseconds after which the request is ended; at most 600,000.",
+)
+
+RESPONSE_HEADERS: dict[str, dict[str, Any]] = {
+    "X-Request-Id": {"schema": {"type": "string", "format": "uuid"}, "description": "Names the request."},
+    "OpenAI-Processing-Ms": {
+        "schema": {"type": "integer", "minimum": 0},
+        "description": "Until the response began.",
+    },
+}
+REPLAYED_HEADER: dict[str, dict[str, Any]] = {
+    "Idempotent-Replayed": {
+        "schema": {"type": "string", "enum": ["true"]},
+        "description": "The answer is another request's, with the same idempotency key.",
+    }
+}
+RETRY_HEADERS: dict[str, dict[str, Any]] = {
+    "Retry-After": {
+        "schema": {"type": "integer", "minimum": 1, "maximum": 60},
+        "description": "Seconds to wait before the next attempt.",
+    },
+    "Retry-After-Ms": {
+        "schema": {"type": "integer", "minimum": 1, "maximum": 60_000},
+        "description": "The same in milliseconds.",
+    },
+    "X-Sluice-Limit": {
+        "schema": {"type": "string"},
+        "description": "The body's `limit` object: which limit, whose, how much of it is used, when it clears.",
+    },
+}
+CHALLENGE_HEADER: dict[str, dict[str, Any]] = {
+    "WWW-Authenticate": {
+        "schema": {"type": "string", "enum": ["Bearer"]},
+        "description": "How to send a key.",
+    }
+}

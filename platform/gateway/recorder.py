@@ -1,0 +1,120 @@
+"""Keeps an answer that may have to be sent again: each part is in the token log before its client gets it.
+
+Of a request with an idempotency key the whole answer is stored at the end, sealed with the tenant's key.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from functools import partial
+from uuid import UUID
+
+import msgspec
+
+from billing.idempotency import Claim, IdempotencyStore
+from gateway.answer_parts import Finished, PromptRow, Row, Sink, Usage
+from gateway.errors import ApiError
+from gateway.token_log.entries import Entry, Failed, Opened
+from gateway.token_log.writer import LogWriter
+from tenants.contracts import KeyGrant
+from tenants.data_keys import open_, seal
+
+_CONTEXT = b"stored answer "
+_MAX_STORED_BYTES = 64 << 20  # of a stored answer, unpacked
+
+StoredAnswer = tuple[Opened, list[Entry]]
+_stored = msgspec.msgpack.Decoder(tuple[Opened, list[Entry]])
+
+
+class Recorder:
+    """A sink before another one, of one attempt. `claim` is None where no key came with the request."""
+
+    def __init__(
+        self,
+        *,
+        opened: Opened,
+        grant: KeyGrant,
+        writer: LogWriter | None,
+        store: IdempotencyStore,
+        claim: Claim | None,
+        sink: Sink,
+        max_stored_bytes: int,
+    ) -> None:
+        self._opened = opened
+        self._grant = grant
+        self._writer = writer
+        self._store = store
+        self._claim = claim
+        self._sink = sink
+        self._left_bytes = max_stored_bytes if claim is not None and writer is not None else 0
+        self._entries: list[Entry] = []
+        self.is_followed = writer is not None  # others may read it, and it may outlive its client
+
+    def row(self, row: Row) -> None:
+        self._pass(row, len(row.text) + 64 * len(row.logprobs), partial(self._sink.row, row))
+
+    def prompt_row(self, row: PromptRow) -> None:
+        self._pass(row, 64 * len(row.tokens), partial(self._sink.prompt_row, row))
+
+    def finished(self, finished: Finished) -> None:
+        self._sink.finished(finished)
+
+    def failed(self, error: ApiError) -> None:
+        self._sink.failed(error)
+
+    async def log(self, outcome: Finished | ApiError) -> None:
+        """Before the outcome is told. Bounded by the writer."""
+        if self._writer is not None:
+            is_logged = asyncio.Event()
+            self._writer.append(_entry(outcome), is_logged.set)
+            await is_logged.wait()
+            await self._writer.close()
+
+    async def store(self, outcome: Finished | ApiError, usage: Usage, *, is_final: bool) -> None:
+        """`is_final` False: a request that repeats the key runs it again. Raises StoreUnavailable."""
+        if self._claim is None:
+            return
+        if not is_final:
+            await self._store.fail(self._grant.tenant_id, self._claim)
+            return
+        await self._store.finish(
+            self._grant.tenant_id,
+            self._claim,
+            status=200 if isinstance(outcome, Finished) else outcome.status,
+            answer=self._sealed(_entry(outcome)),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+        )
+
+    def _pass(self, entry: Entry, size: int, release: Callable[[], None]) -> None:
+        if self._left_bytes > 0:
+            self._left_bytes -= size + 8
+            self._entries.append(entry)
+            if self._left_bytes <= 0:
+                self._entries.clear()
+        if self._writer is None:
+            release()
+        else:
+            self._writer.append(entry, release)
+
+    def _sealed(self, last: Entry) -> bytes | None:
+        if self._left_bytes <= 0:
+            return None
+        packed = zlib.compress(msgspec.msgpack.encode((self._opened, [*self._entries, last])), 1)
+        return seal(self._grant.data_key, packed, _context(self._opened.head.request_id))
+
+
+def answer_open(grant: KeyGrant, request_id: UUID, sealed: bytes) -> StoredAnswer:
+    """Raises ValueError when it is not what was stored for this request."""
+    packed = open_(grant.data_key, sealed, _context(str(request_id)))
+    unpacked = zlib.decompressobj().decompress(packed, _MAX_STORED_BYTES)
+    return _stored.decode(unpacked)
+
+
+def _entry(outcome: Finished | ApiError) -> Entry:
+    return outcome if isinstance(outcome, Finished) else Failed.of(outcome)
+
+
+def _context(request_id: str) -> bytes:
+    return _CONTEXT + request_id.encode()

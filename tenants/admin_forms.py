@@ -1,0 +1,63 @@
+"""Forms of this app's admin pages. They check; services write."""
+
+from django import forms
+from django.core.validators import MinValueValidator
+from unfold.widgets import (
+    UnfoldAdminIntegerFieldWidget,
+    UnfoldAdminTextareaWidget,
+    UnfoldAdminTextInputWidget,
+)
+
+from tenants.models import ApiKey, Tenant
+
+
+class ApiKeyForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
+    """What a new key may do. The key itself is made by the service."""
+
+    allowed_models = forms.CharField(
+        required=False,
+        widget=UnfoldAdminTextareaWidget({"rows": 2}),
+        help_text="Model names separated by spaces. Empty: every model.",
+    )
+
+    class Meta:
+        model = ApiKey
+        fields = ("tenant", "name", "allowed_models", "expires_at", "max_open_requests")
+
+    def clean_allowed_models(self) -> list[str] | None:
+        return self.cleaned_data["allowed_models"].split() or None
+
+    def clean_tenant(self) -> Tenant:
+        tenant: Tenant = self.cleaned_data["tenant"]
+        if tenant.status == Tenant.Status.CLOSED:
+            raise forms.ValidationError("This tenant is closed for good.")
+        return tenant
+
+
+class CountField(forms.IntegerField):
+    """A bound of at least 1, or none."""
+
+    def __init__(self, help_text: str) -> None:
+        super().__init__(
+            required=False,
+            validators=[MinValueValidator(1)],
+            widget=UnfoldAdminIntegerFieldWidget,
+            help_text=help_text,
+        )
+
+
+class TenantSettingsForm(forms.Form):
+    zero_retention = forms.BooleanField(required=False, help_text="Keep no answer, not even for a replay.")
+    max_output_tokens = CountField("Of one request. Empty: no bound.")
+
+
+class TenantCloseForm(forms.Form):
+    reason = forms.CharField(
+        max_length=200,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Closing is for good: keys are revoked, and what is kept of their text becomes unreadable.",
+    )
+
+
+class KeyLimitForm(forms.Form):
+    max_open_requests = CountField("Requests served at a time. Empty: no bound of its own.")
