@@ -10,7 +10,7 @@ from django.utils import timezone
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminSplitDateTimeWidget
 
-from billing.models import LedgerEntry, Price, UsageConflict, UsageEvent, WorkerUsage
+from billing.models import IdempotencyRecord, LedgerEntry, Price, UsageConflict, UsageEvent, WorkerUsage
 from billing.services import PriceBackdated, price_publish, price_version_next
 
 
@@ -76,6 +76,20 @@ class UsageConflictAdmin(ReadOnlyAdmin):
     list_select_related = ("tenant",)
     search_fields = ("request_id__exact",)
     exclude = ("fingerprint",)
+
+
+@admin.register(IdempotencyRecord)
+class IdempotencyRecordAdmin(ReadOnlyAdmin):
+    list_display = ("created_at", "tenant", "request_id", "state", "attempt", "status", "owner", "expires_at")
+    list_filter = ("state",)
+    list_select_related = ("tenant",)
+    search_fields = ("request_id__exact",)
+    ordering = ("-expires_at",)
+    exclude = ("key", "fingerprint", "answer")
+
+    def get_queryset(self, request: HttpRequest) -> models.QuerySet[models.Model]:
+        records: models.QuerySet[models.Model] = super().get_queryset(request)
+        return records.defer("answer")  # up to a mebibyte, and sealed
 
 
 @admin.register(WorkerUsage)

@@ -50,7 +50,7 @@ SELECT count(*) FROM usage
 """
 
 # Two statements: what the second one reads is what was committed once the lock was had.
-_REQUEST_LOCK = "SELECT pg_advisory_xact_lock(%s)"
+_REQUEST_LOCK = "SELECT %s::bigint"
 _BILLED = """
 SELECT coalesce(sum(billable_prompt_tokens + billable_cached_tokens), 0) > 0,
        coalesce(sum(billable_output_tokens), 0)
@@ -104,9 +104,8 @@ async def usage_record(conn: psycopg.AsyncConnection[Any], records: Sequence[Usa
             raise PriceMissing(missing)
         for tenant_id, group in itertools.groupby(priced, key=lambda pair: pair[0].tenant_id):
             await _tenant_set(conn, tenant_id)
-            for record, price in group:
-                assert price is not None
-                written += await _record_write(conn, record, price)
+            for _, attempts in itertools.groupby(group, key=lambda pair: pair[0].request_id):
+                written += await _attempts_write(conn, list(attempts))
         await _tenant_set(conn, "")
     return written
 
@@ -121,14 +120,30 @@ def receivable_account(tenant_id: UUID) -> str:
     return f"tenant:{tenant_id}:receivable"
 
 
-async def _record_write(conn: psycopg.AsyncConnection[Any], record: UsageRecord, price: Price) -> bool:
-    """Attempts of one request that bill take turns: two that both would bill the prompt at its unique index,
-    and all but the first at a lock. A first attempt that is the only one pays nothing for that."""
+async def _attempts_write(
+    conn: psycopg.AsyncConnection[Any], attempts: Sequence[tuple[UsageRecord, Price | None]]
+) -> int:
+    """Attempts of one request, as far as this batch has them.
+
+    Who bills takes turns: those who would bill the prompt at its unique index, others at the request's lock.
+    Several attempts take the lock before they hold a row that others may wait for: nobody waits in a circle.
+    A single one, nearly always the only one there is, takes it when it finds the prompt billed.
+    """
+    written = 0
+    for record, price in attempts:
+        assert price is not None
+        written += await _record_write(conn, record, price, is_alone=len(attempts) == 1)
+    return written
+
+
+async def _record_write(
+    conn: psycopg.AsyncConnection[Any], record: UsageRecord, price: Price, *, is_alone: bool
+) -> bool:
     request_id = UUID(record.request_id)
     billed = NOTHING_BILLED
     async with conn.cursor(row_factory=dict_row) as cursor:
         for is_again in (False, True):
-            if is_again or record.attempt > 1:
+            if is_again or not is_alone:
                 billed = await _billed(conn, request_id)
             if is_again:  # the prompt is billed, be it by a row that is not ours to see
                 billed = billed._replace(prompt=True)

@@ -113,10 +113,8 @@ class ClientConnection:
 
     def _events_read(self, buffer: bytes, now_ns: int) -> None:
         counts = self._counts
-        end = buffer.rfind(b"\n\n") + 2
-        if end < 2:
-            self._buffer = buffer
-            return
+        last = buffer.rfind(b"\n\n")
+        end = 0 if last < 0 else last + 2
         rest = buffer[end:]
         at = buffer.find(_TEXT_MARK, 0, end)
         if at >= 0:

@@ -18,6 +18,7 @@ from tests.gateway.harness import MODEL, NO_POSTGRES
 from tests.gateway.weights import CONTEXT_TOKENS
 
 LIMITS: Final = {"max_open_requests": 20_000, "settle_s": 2.0}
+_NO_VALKEY = "redis://127.0.0.1:1/0"  # only requests that opted in to resume write there
 _BACKLOG = 4096
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -72,6 +73,7 @@ class ServerProcess:
             "SLUICE_WIRE_SECRET": wire_secret,
             "SLUICE_MASTER_KEY": secrets.token_hex(32),
             "SLUICE_DB_GATEWAY": NO_POSTGRES,
+            "REDIS_URL": _NO_VALKEY,
             "TEST_LIMITS": json.dumps(LIMITS),
             "TEST_SNAPSHOT": json.dumps(snapshot),
         }
@@ -92,7 +94,7 @@ class ServerProcess:
     def is_ready(self) -> bool:
         """Raises BenchFailed when it has ended."""
         if self._process.poll() is not None:
-            raise BenchFailed(f"the server has ended: {self._log.read_text()[-2000:]}")
+            raise BenchFailed("the server has ended")
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
         try:
             connection.request("GET", "/readyz")
@@ -101,6 +103,11 @@ class ServerProcess:
             return False
         finally:
             connection.close()
+
+    def last_words(self) -> str:
+        """The end of its log, on lines of their own."""
+        text = self._log.read_text(errors="replace").strip()
+        return f"\n{text[-2000:]}" if text else ""
 
     def cpu_s(self) -> float:
         """User and system time of all its threads; a hundredth of a second is the resolution."""

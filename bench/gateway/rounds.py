@@ -8,13 +8,13 @@ from pathlib import Path
 
 from bench.gateway.failures import abort_at_once_ms, abort_one_by_one_ms, killed_ms
 from bench.gateway.fleet import WIRE_SECRET, Fleet
-from bench.gateway.loop import Loop
+from bench.gateway.loop import BenchFailed, Loop
 from bench.gateway.process import ServerProcess
 from bench.gateway.scenarios import Answers, Paced, Target, answers, paced
 from tests.gateway.harness import MODEL
 from tests.gateway.weights import store_make
 
-_READY_S = 60.0
+_READY_S = 30.0
 _CONNECTIONS = 64
 
 
@@ -72,10 +72,12 @@ def server_started(kind: str, core: int, *, profile: str = "") -> Iterator[Targe
         )
         try:
             ready = (
-                (lambda: server.is_ready) if kind == "bare" else (lambda: fleet.is_joined and server.is_ready)
+                (lambda: server.is_ready) if kind == "bare" else (lambda: server.is_ready and fleet.is_joined)
             )
             loop.run_until(ready, within_s=_READY_S, what=f"the {kind} server's start")
             yield Target(loop, server, fleet if kind == "gateway" else None)
+        except BenchFailed as failure:
+            raise BenchFailed(f"{failure}{server.last_words()}") from None
         finally:
             server.stop()
 

@@ -4,6 +4,7 @@ uvicorn as in production, on one core. With a PROFILE path cProfile runs around 
 """
 
 import cProfile
+import logging
 import os
 import sys
 from typing import Final
@@ -15,6 +16,7 @@ APPLICATIONS: Final = {"gateway": "tests.gateway.server:make", "bare": "bench.ga
 
 def main() -> None:
     kind, descriptor, core, *profile = sys.argv[1:]
+    logging.getLogger("gateway").setLevel(logging.ERROR)  # PostgreSQL and Valkey are away, as it would say
     os.sched_setaffinity(0, {int(core)})  # before there are threads, which inherit it
     profiler = cProfile.Profile()
     if profile:
@@ -26,6 +28,7 @@ def main() -> None:
             fd=int(descriptor),
             loop="uvloop",
             http="gateway.http_protocol:BoundedHttpProtocol",
+            proxy_headers=False,
             server_header=False,
             access_log=False,
             log_level="warning",

@@ -65,7 +65,7 @@ class Migration(migrations.Migration):
         ),
         enable_rls("billing_usageconflict", app=READ, operator=ADD, gateway=ADD),
         append_only("billing_usageconflict"),
-        # A record is deleted once its day is over: by the gateway that meets it, or by the hourly clean-up.
+        # A record is deleted once its day is over: by the gateway that meets it, or by the clean-up.
         enable_rls(
             "billing_idempotencyrecord",
             app=READ,

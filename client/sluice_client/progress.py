@@ -18,6 +18,8 @@ from sluice_client.errors import StreamError, StreamLost
 from sluice_client.policy import ResumePolicy, may_retry, retry_after_s
 from sluice_client.sse import EventDecoder, EventTooLarge, ServerSentEvent
 
+# Refusals of the server that was asked; any other code of a 5xx is what ended the stream itself.
+_PASSING = frozenset({None, "overloaded", "gateway_stopping", "internal_error"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # it becomes part of a URL
 
 
@@ -51,6 +53,7 @@ class Progress(Generic[ChunkT]):
         self._attempts = 0
         self._broken_at: float | None = None
         self._told_to_wait_s = 0.0
+        self._cut_by: StreamError | None = None  # an error that came after events that did not
 
     @property
     def last_event_id(self) -> str:
@@ -121,9 +124,10 @@ class Progress(Generic[ChunkT]):
         """The status of an attempt: returns when another one may help, else raises."""
         # A server that numbers its events knows about streams: its 404 means that this one is gone as well.
         if error.status_code in (404, 410) and not self.from_start:
-            if self._answer.restarts >= self._policy.restarts:
-                raise self._lost(f"the server lost the answer {self._answer.restarts + 1} times") from error
-            self._expired = True
+            self._expire(error)
+        elif error.status_code >= 500 and error.code not in _PASSING and not self.from_start:
+            self.ended = True
+            raise self._ended_by(error.body) from error
         elif not may_retry(error.status_code, error.response.headers):
             self.ended = True
             raise error
@@ -144,6 +148,14 @@ class Progress(Generic[ChunkT]):
         self._number, self._expired = 0, False
         return seen
 
+    def _expire(self, cause: BaseException) -> None:
+        if self._cut_by is not None:
+            self.ended = True
+            raise self._cut_by
+        if self._answer.restarts >= self._policy.restarts:
+            raise self._lost(f"the server lost the answer {self._answer.restarts + 1} times") from cause
+        self._expired = True
+
     def _is_new(self, event: ServerSentEvent) -> bool:
         request_id, _, number = event.id.rpartition(":")
         numbered = number.isascii() and number.isdigit() and _REQUEST_ID.fullmatch(request_id)
@@ -155,26 +167,38 @@ class Progress(Generic[ChunkT]):
         if int(number) <= self._number:
             return False
         if int(number) > self._number + 1:
+            if event.name == "error":  # a reader that was too slow: what it missed can still be asked for
+                self._cut_by = self._ended_by(self._object(event).get("error"))
             raise Broken(f"event {number} came after event {self._number}")
         self._answer.request_id, self._number = request_id, int(number)
-        self._attempts, self._broken_at = 0, None
+        self._attempts, self._broken_at, self._cut_by = 0, None, None
         return True
 
     def _chunk(self, event: ServerSentEvent) -> ChunkT:
+        body = self._object(event)
+        if event.name == "error" or body.get("error"):
+            error = self._ended_by(body.get("error"))
+            if error.code == "gateway_lost" and self._number > 0:
+                self._expire(error)
+                raise Broken(error.message)
+            self.ended = True
+            raise error
+        chunk = self._endpoint.chunk(**body)
+        self._answer.take(*self._endpoint.read(chunk))
+        return chunk
+
+    def _object(self, event: ServerSentEvent) -> dict[str, Any]:
         try:
-            body: Any = json.loads(event.data)
+            body = json.loads(event.data)
         except ValueError as error:
             raise self._no_event("the server sent an event that is not JSON") from error
         if not isinstance(body, dict):
             raise self._no_event("the server sent an event that is not an object")
-        if event.name == "error" or body.get("error"):
-            self.ended = True
-            details = body.get("error")
-            message = details.get("message") if isinstance(details, dict) else None
-            raise self._error(str(message or "the server ended the stream by an error"), details)
-        chunk = self._endpoint.chunk(**body)
-        self._answer.take(*self._endpoint.read(chunk))
-        return chunk
+        return body
+
+    def _ended_by(self, details: object) -> StreamError:
+        message = details.get("message") if isinstance(details, dict) else None
+        return self._error(str(message or "the server ended the stream by an error"), details)
 
     def _no_event(self, message: str) -> StreamError:
         return self._error(message, {"code": "invalid_event", "type": "server_error", "message": message})

@@ -46,7 +46,9 @@ class Answer:
         "ping_due",
         "renderer",
         "wake",
+        "was_written",
         "whole",
+        "write_now",
         "writing_since",
     )
 
@@ -81,6 +83,8 @@ class Answer:
         self.last_written_at = now
         self.writing_since = 0.0  # 0 while no write waits for the client
         self.guard: asyncio.Timeout | None = None  # rescheduled to now to end a write nobody reads
+        self.write_now: Callable[[bytes], bool] | None = None  # while nothing else is being written
+        self.was_written = False  # by it, since the watchdog looked
         self.wake = asyncio.Event()
 
     @property
@@ -98,8 +102,7 @@ class Answer:
         elif data := self.renderer.delta(row):
             if not self._opened:
                 self._open()
-            self._emit(self.renderer.delta_name, data)
-            self.wake.set()
+            self._emit(self.renderer.delta_name, data, self.write_now)
 
     def prompt_row(self, row: PromptRow) -> None:
         if self._framing is None:
@@ -131,6 +134,7 @@ class Answer:
         """What was not sent yet is not sent any more."""
         self.drop_pending()
         self.failure, self.is_ended = error, True
+        self.writing_since = 0.0  # or it would be cut again until the connection is gone
         if self.guard is not None:
             guard, self.guard = self.guard, None
             guard.reschedule(asyncio.get_running_loop().time())
@@ -146,16 +150,19 @@ class Answer:
             self._open()
         for event in events:
             self._emit(event.name, event.data)
-        self.wake.set()
 
-    def _emit(self, name: bytes, data: bytes) -> None:
+    def _emit(self, name: bytes, data: bytes, write_now: Callable[[bytes], bool] | None = None) -> None:
         self._number = number = self._number + 1
         if number <= self.after or self.left:
             return
         assert self._framing is not None
         framed = self._framing(number, name, data)
+        if write_now is not None and not self.pending and write_now(framed):
+            self.was_written = True
+            return
         self.pending.append(framed)
         self.pending_bytes += len(framed)
+        self.wake.set()
         if self.pending_bytes > self._pause_bytes and not self.is_backlogged and self.on_backlog is not None:
             self.is_backlogged = True
             self.on_backlog(True)
@@ -199,7 +206,8 @@ class Answer:
         framed = []
         for event in self.renderer.failed(self.failure):
             self._number += 1
-            framed.append(self._framing(self._number, event.name, event.data))
+            if self._number > self.after:
+                framed.append(self._framing(self._number, event.name, event.data))
         return b"".join(framed)
 
     def leave(self) -> None:

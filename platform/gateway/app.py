@@ -14,7 +14,7 @@ from types import FrameType
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway import catalog, counting, pipeline, streams
+from gateway import catalog, counting, pipeline, reference, streams, usage_report
 from gateway.dialects.anthropic.messages import MESSAGES
 from gateway.dialects.openai.chat import CHAT
 from gateway.dialects.registry import ENDPOINTS
@@ -60,11 +60,14 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/readyz": {"GET": readyz},
     "/metrics": {"GET": metrics},
     "/info": {"GET": catalog.tgi_info},
+    "/docs": {"GET": reference.docs_page},
+    "/v1/openapi.json": {"GET": reference.openapi_document},
     "/v1/models": {"GET": catalog.models_list},
     "/v1/models/{id}": {"GET": catalog.model_get},
     "/v1/messages/count_tokens": {"POST": counting.count_tokens},
     "/v1/moderations": {"POST": moderations},
     "/v1/streams/{id}": {"GET": streams.stream_resume, "DELETE": streams.stream_cancel},
+    "/v1/usage/{id}": {"GET": usage_report.usage_get},
     **{path: {"POST": partial(pipeline.generate, dialect)} for path, dialect in ENDPOINTS.items()},
 }
 _WITH_ID = tuple(path.removesuffix("{id}") for path in ROUTES if path.endswith("{id}"))

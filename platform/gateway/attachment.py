@@ -1,5 +1,6 @@
 """Answers that a request does not compute: followed in the token log as they run, or read from the store."""
 
+import asyncio
 import logging
 import time
 from functools import partial
@@ -17,10 +18,12 @@ from gateway.http import HeaderList
 from gateway.recorder import answer_open
 from gateway.runtime import Gateway
 from gateway.served import FramingFor, Served
+from gateway.stream_id import StreamId
 from gateway.token_log.entries import Entry, Failed, Opened
 from gateway.token_log.follow import Lost
 from gateway.token_log.log import LogUnavailable
 from gateway.tokenization import ModelTokenizer
+from gpuworker.manifest import WeightsMismatch
 from tenants.contracts import KeyGrant
 
 REPLAYED: HeaderList = [(b"idempotent-replayed", b"true")]
@@ -31,23 +34,27 @@ logger = logging.getLogger(__name__)
 async def attach(
     gateway: Gateway,
     grant: KeyGrant,
-    request_id: UUID,
+    stream_id: StreamId | UUID,
     framing_for: FramingFor,
     *,
     is_numbered: bool,
     after: int = 0,
+    deadline_at: float | None = None,
 ) -> Served | None:
-    """None when there is no log of it, or not yet. The answer fails with `gateway_lost` when its owner dies.
+    """Of a request's id alone: to its newest attempt. None when there is no such log, or not yet.
 
-    Raises ApiError.
+    The answer fails with `gateway_lost` when its owner dies, with `request_in_progress` at the deadline
+    (monotonic seconds). Raises ApiError.
     """
+    request_id = stream_id if isinstance(stream_id, UUID) else stream_id.request_id
     try:
         opened = await gateway.token_log.find(grant.tenant_id, request_id, grant.data_key)
     except LogUnavailable as error:
         raise overloaded("the logs of running answers cannot be reached now") from error
-    if opened is None:
+    if opened is None or (isinstance(stream_id, StreamId) and stream_id.attempt != opened.attempt):
         return None
-    framing = framing_for(request_id, is_numbered) if opened.stream else None
+    name = str(StreamId(request_id, opened.attempt))
+    framing = framing_for(name, is_numbered) if opened.stream else None
     answer = await _answer_make(gateway, opened, framing, after)
     follow = gateway.token_log.follow(
         grant.tenant_id,
@@ -58,7 +65,22 @@ async def attach(
         partial(_lost, answer),
     )
     answer.on_backlog = lambda is_paused: follow.pause() if is_paused else follow.resume()
-    return Served(answer, request_id, grant, follow.close, is_computed_here=False, headers=list(REPLAYED))
+    timer = None
+    if deadline_at is not None:
+        wait_s = max(deadline_at - time.monotonic(), 0.0)
+        timer = asyncio.get_running_loop().call_later(wait_s, answer.failed, in_progress())
+
+    def leave() -> None:
+        follow.close()
+        if timer is not None:
+            timer.cancel()
+
+    return Served(answer, request_id, grant, leave, is_computed_here=False, headers=list(REPLAYED))
+
+
+def in_progress() -> ApiError:
+    message = "the first request with this idempotency key is still running"
+    return ApiError("request_in_progress", message, retry_after_ms=1_000)
 
 
 async def replay(
@@ -79,7 +101,8 @@ async def replay(
         logger.error("request %s: its stored answer cannot be opened: %s", stored.request_id, error)
         message = "the request with this idempotency key is finished, but its answer cannot be read any more"
         raise ApiError("replay_not_available", message, usage=usage) from error
-    framing = framing_for(stored.request_id, is_numbered) if opened.stream else None
+    name = str(StreamId(stored.request_id, stored.attempt))
+    framing = framing_for(name, is_numbered) if opened.stream else None
     answer = await _answer_make(gateway, opened, framing, 0)
     for entry in entries:
         feed(answer, entry)
@@ -107,8 +130,12 @@ def feed(answer: Answer, entry: Entry) -> None:
 
 
 async def _answer_make(gateway: Gateway, opened: Opened, framing: Framing | None, after: int) -> Answer:
-    tokenizer = await gateway.tokenizers.get(opened.head.digest)
     head = opened.head
+    try:
+        tokenizer = await gateway.tokenizers.get(head.digest)
+    except (WeightsMismatch, OSError) as error:
+        logger.error("request %s cannot be read here: %s", head.request_id, error)
+        raise overloaded("the tokenizer of this answer is not available on this gateway", 10_000) from error
     return Answer(
         renderer_of(opened, tokenizer),
         framing,

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from contextlib import suppress
 
 from billing.contracts import UsageRecord
 from billing.idempotency import StoreUnavailable
@@ -25,15 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 class Conclusions:
-    """`forget` is told when nothing of a job is left to do."""
+    """`jobs` is the gateway's set of what is open: a job leaves it when its client has heard the end."""
 
-    def __init__(
-        self, upstream: Upstream, spool: UsageSpool, metrics: Metrics, forget: Callable[[Job], None]
-    ) -> None:
+    def __init__(self, upstream: Upstream, spool: UsageSpool, metrics: Metrics, jobs: set[Job]) -> None:
         self._upstream = upstream
         self._spool = spool
         self._metrics = metrics
-        self._forget = forget
+        self._jobs = jobs
+        self._all_told = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, job: Job) -> None:
@@ -42,25 +41,37 @@ class Conclusions:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def wait(self, timeout_s: float) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+    async def close(self, timeout_s: float) -> None:
+        """When all were told, or after that time. What waits for a store is given up: its lease ends."""
+        if self._jobs:
+            self._all_told.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._all_told.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _conclude(self, job: Job) -> None:
         outcome, usage = await self._outcome(job)
         recorder = job.recorder
-        is_stored = True
+        is_stored: bool | None = True
         if recorder is not None:
-            await recorder.log(outcome)
             is_stored = await _stored(recorder, job, outcome, usage)
+            if is_stored is False:
+                message = "another gateway has taken this request over; send it again with the same key"
+                outcome = ApiError("gateway_lost", message, retry_after_ms=1_000)
+            await recorder.log(outcome)
         if isinstance(outcome, Finished):
             job.sink.finished(outcome)
         else:
             job.sink.failed(outcome)
         for stream in job.streams:
             self._upstream.forget(stream)
-        self._forget(job)
-        if recorder is not None and not is_stored:
+        self._jobs.discard(job)
+        if not self._jobs:
+            self._all_told.set()
+        if recorder is not None and is_stored is None:
             await _store_later(recorder, job, outcome, usage)
 
     async def _outcome(self, job: Job) -> tuple[Finished | ApiError, Usage]:
@@ -103,20 +114,20 @@ def _choice_ends(stream: Stream) -> list[ChoiceEnd]:
     ]
 
 
-async def _stored(recorder: Recorder, job: Job, outcome: Finished | ApiError, usage: Usage) -> bool:
+async def _stored(recorder: Recorder, job: Job, outcome: Finished | ApiError, usage: Usage) -> bool | None:
+    """Before anybody is told. False: it is not the key's answer any more. None: not known yet."""
     has_begun = any(stream.has_begun for stream in job.streams)
     is_final = isinstance(outcome, Finished) or (outcome.code in _FINAL_FAILURES and has_begun)
     try:
-        await recorder.store(outcome, usage, is_final=is_final)
+        return await recorder.store(outcome, usage, is_final=is_final)
     except StoreUnavailable as error:
         logger.warning("request %s: its key is recorded later: %s", job.request_id, error)
-        return False
-    return True
+        return None
 
 
 async def _store_later(recorder: Recorder, job: Job, outcome: Finished | ApiError, usage: Usage) -> None:
     for _ in range(_STORE_TRIES):
         await asyncio.sleep(_STORE_RETRY_S)
-        if await _stored(recorder, job, outcome, usage):
+        if await _stored(recorder, job, outcome, usage) is not None:
             return
     logger.error("request %s: its key was not recorded", job.request_id)

@@ -36,7 +36,7 @@ class Delivery:
         except OSError:
             answer.leave()  # some servers raise on a closed connection
         finally:
-            answer.guard = None
+            answer.guard = answer.write_now = None
         if not answer.left:
             await self._failure_write()
 
@@ -71,8 +71,10 @@ class Delivery:
                 answer.ping_due = False
                 await self._write(sse.PING, more=True)
             else:
+                answer.write_now = exchange.write_now  # the frame's own callback writes, without waking us
                 answer.wake.clear()
                 await answer.wake.wait()
+                answer.write_now = None
         return not exchange.has_begun
 
     async def _write(self, data: bytes, *, more: bool) -> None:

@@ -16,7 +16,9 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
-ABORT_EXTENSION = "sluice.abort"  # ASGI scope extension: {"abort": drops the connection}
+# ASGI scope extensions of our own server protocol.
+ABORT_EXTENSION = "sluice.abort"  # {"abort": drops the connection}
+WRITE_EXTENSION = "sluice.write"  # {"write": see Exchange.write_now}
 JSON_HEADERS: HeaderList = [(b"content-type", b"application/json")]
 
 
@@ -72,11 +74,22 @@ class Exchange:
         values = parse_qs(self.scope.get("query_string", b"").decode("latin-1"), max_num_fields=64).get(name)
         return values[-1] if values else ""
 
+    @property
+    def write_now(self) -> Callable[[bytes], bool] | None:
+        """Writes a part of a response that has begun without waiting; False when that cannot be done now.
+
+        Only while no `body` is awaited. None where the server does not offer it.
+        """
+        extension = self.scope.get("extensions", {}).get(WRITE_EXTENSION)
+        return None if extension is None else extension["write"]
+
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
         elapsed_ms = int((time.monotonic() - self.started_at) * 1000)
+        request_id = str(self.request_id).encode()
         own = [
-            (b"x-request-id", str(self.request_id).encode()),
+            (b"x-request-id", request_id),
+            (b"request-id", request_id),  # Anthropic's clients look here
             (b"openai-processing-ms", str(elapsed_ms).encode()),
         ]
         await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *own]})

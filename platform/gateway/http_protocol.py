@@ -6,13 +6,14 @@ Used as `uvicorn --http gateway.http_protocol:BoundedHttpProtocol`. It leans on 
 import asyncio
 import os
 import socket
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import ApiError
-from gateway.http import ABORT_EXTENSION, request_id_new
+from gateway.http import ABORT_EXTENSION, WRITE_EXTENSION, request_id_new
 from gateway.limits import Limits
 
 _SLICE_BYTES = 4096  # fed to the parser at once: how far a bound can be passed before it is noticed
@@ -45,6 +46,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         _socket_tune(transport, self.limits.send_buffer_bytes)
+        transport.set_write_buffer_limits(self.limits.write_buffer_bytes, self.limits.write_buffer_bytes // 2)
         self._header_timer_start()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -108,6 +110,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle is not before:
             closing: Any = _ClosingTransport(self)  # the three methods of a transport that a cycle uses
             self.cycle.transport = closing
+            self.scope["extensions"][WRITE_EXTENSION] = {"write": partial(_chunk_write, self.cycle)}
         if self.pipeline:  # uvicorn stops reading here, and would not notice that the client leaves
             self.flow.resume_reading()
 
@@ -224,6 +227,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._header_timer_start()
         elif not self.transport.is_closing():
             self.transport.close()
+
+
+def _chunk_write(cycle: RequestResponseCycle, data: bytes) -> bool:
+    """Part of a response that has begun, written at once; False when it must wait for its reader."""
+    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True
 
 
 class _ClosingTransport:

@@ -39,4 +39,5 @@ class Limits:
     max_pipelined: int = 8  # requests waiting on a connection behind the one being served
     linger_s: float = 2.0  # between the last byte of an answer and the close, if the client still sends
     linger_bytes: int = 8 * 1024 * 1024  # read and dropped meanwhile
+    write_buffer_bytes: int = 32 * 1024  # of the server: a reader is slow while it takes less than half of it
     send_buffer_bytes: int = 128 * 1024  # of the kernel, which doubles it: unread events that nobody counts

@@ -48,7 +48,16 @@ class Recorder:
         self._sink = sink
         self._left_bytes = max_stored_bytes if claim is not None and writer is not None else 0
         self._entries: list[Entry] = []
-        self.is_followed = writer is not None  # others may read it, and it may outlive its client
+
+    @property
+    def is_followed(self) -> bool:
+        """Others may read it, so it may outlive its client."""
+        return self._writer is not None and not self._writer.lost
+
+    def abandon(self) -> None:
+        """Nothing was submitted."""
+        if self._writer is not None:
+            self._writer.give_up("abandoned")
 
     def row(self, row: Row) -> None:
         self._pass(row, len(row.text) + 64 * len(row.logprobs), partial(self._sink.row, row))
@@ -63,21 +72,23 @@ class Recorder:
         self._sink.failed(error)
 
     async def log(self, outcome: Finished | ApiError) -> None:
-        """Before the outcome is told. Bounded by the writer."""
+        """For those who follow it, before its own client is told. Bounded by the writer."""
         if self._writer is not None:
             is_logged = asyncio.Event()
             self._writer.append(_entry(outcome), is_logged.set)
             await is_logged.wait()
             await self._writer.close()
 
-    async def store(self, outcome: Finished | ApiError, usage: Usage, *, is_final: bool) -> None:
-        """`is_final` False: a request that repeats the key runs it again. Raises StoreUnavailable."""
+    async def store(self, outcome: Finished | ApiError, usage: Usage, *, is_final: bool) -> bool:
+        """False: another gateway has taken the key over, so this is not its answer any more.
+
+        `is_final` False: a request that repeats the key runs it again. Raises StoreUnavailable.
+        """
         if self._claim is None:
-            return
+            return True
         if not is_final:
-            await self._store.fail(self._grant.tenant_id, self._claim)
-            return
-        await self._store.finish(
+            return await self._store.fail(self._grant.tenant_id, self._claim)
+        return await self._store.finish(
             self._grant.tenant_id,
             self._claim,
             status=200 if isinstance(outcome, Finished) else outcome.status,
@@ -113,7 +124,11 @@ def answer_open(grant: KeyGrant, request_id: UUID, sealed: bytes) -> StoredAnswe
 
 
 def _entry(outcome: Finished | ApiError) -> Entry:
-    return outcome if isinstance(outcome, Finished) else Failed.of(outcome)
+    if isinstance(outcome, Finished):
+        return outcome
+    if outcome.code == "invalid_api_key":  # of who began it; who follows it has a key of its own
+        outcome = ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000)
+    return Failed.of(outcome)
 
 
 def _context(request_id: str) -> bytes:

@@ -16,6 +16,7 @@ from gateway.conclusion import Conclusions
 from gateway.errors import ApiError, overloaded, stopping
 from gateway.job import Job
 from gateway.metrics import Metrics
+from gateway.outliving import Outliving
 from gateway.served import Served
 from gateway.settings import Settings
 from gateway.snapshot import Snapshot, SnapshotFeed
@@ -67,8 +68,9 @@ class Gateway:
         self.jobs: set[Job] = set()
         self.served: set[Served] = set()
         self.sockets: set[Socket] = set()
+        self.outliving = Outliving(self.token_log, self.jobs)
         self._answers: set[Answer] = set()
-        self._conclusions = Conclusions(self.upstream, spool, metrics, self.jobs.discard)
+        self._conclusions = Conclusions(self.upstream, spool, metrics, self.jobs)
         self._watchdog = Watchdog(self.upstream, self.jobs, self._answers, settings.limits, metrics)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop_task: asyncio.Task[None] | None = None
@@ -85,6 +87,7 @@ class Gateway:
             "watchdog": gateway._watchdog.run,
             "idempotency": gateway.idempotency.run,
             "token log": gateway.token_log.run,
+            "outliving": gateway.outliving.run,
         }
         for name, run in parts.items():
             gateway.spawn(_forever(name, run))
@@ -203,7 +206,7 @@ class Gateway:
         """What runs is ended and recorded first: the parts go last."""
         self._requests_end()
         await asyncio.sleep(0)  # cancelled requests leave
-        await self._conclusions.wait(self.limits.settle_s + 1)
+        await self._conclusions.close(self.limits.settle_s + 1)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

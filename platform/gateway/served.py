@@ -9,7 +9,7 @@ from gateway.answer import Answer, Framing
 from gateway.http import HeaderList
 from tenants.contracts import KeyGrant
 
-FramingFor = Callable[[UUID, bool], Framing]  # of a generation; whether its events carry their numbers
+FramingFor = Callable[[str, bool], Framing]  # of a stream, by its id; whether its events carry their numbers
 
 
 @dataclass(slots=True, eq=False)
@@ -27,5 +27,5 @@ class Served:
     headers: HeaderList = field(default_factory=list)
 
 
-def sse_framing(request_id: UUID, is_numbered: bool) -> Framing:
-    return sse.NumberedFraming(str(request_id)) if is_numbered else sse.frame
+def sse_framing(stream_id: str, is_numbered: bool) -> Framing:
+    return sse.NumberedFraming(stream_id) if is_numbered else sse.frame

@@ -8,22 +8,25 @@ from uuid import UUID
 
 import msgspec
 
-from billing.idempotency import Claim, Reused, Running, Stored, StoreUnavailable
+from billing.idempotency import Claim, Reused, Running, Stored
 from gateway.answer import Answer
 from gateway.answer_parts import Sink
-from gateway.attachment import attach, replay
-from gateway.errors import ApiError, overloaded
+from gateway.attachment import attach, in_progress, replay
+from gateway.claiming import claim, let_go
+from gateway.errors import ApiError, stopping
+from gateway.http import ClientLeft
 from gateway.idempotency import fingerprint_of, key_of
 from gateway.job import Job
-from gateway.outliving import outlive
 from gateway.recorder import Recorder
 from gateway.runtime import Gateway
 from gateway.served import FramingFor, Served, sse_framing
+from gateway.stream_id import StreamId
 from gateway.submission import Call, Prepared, prepare, submit
 from gateway.token_log.entries import Opened
 
 RESUME_HEADER = b"x-stream-resume"
-_ATTACH_RETRY_S = 0.25
+_FIRST_WAIT_S = 0.05  # before the key is asked for again; each wait is twice the last one
+_MAX_WAIT_S = 1.0
 
 
 async def serve(
@@ -32,50 +35,82 @@ async def serve(
     framing_for: FramingFor = sse_framing,
     is_gone: Callable[[], bool] = lambda: False,
 ) -> Served:
-    """Raises ApiError; then nothing is held. `is_gone`: the client does not wait any more."""
+    """Raises ApiError, or ClientLeft; then nothing is held. `is_gone`: the client does not wait any more."""
     key = key_of(call.headers)
     prepared = await prepare(gateway, call)
     is_resumable = prepared.generation.resumable or call.headers.get(RESUME_HEADER) == b"1"
     is_resumable &= prepared.generation.stream and not call.grant.zero_retention
     if key is None:
         return _compute(gateway, prepared, framing_for, call.request_id, is_resumable=is_resumable)
-    fingerprint = fingerprint_of(call.body, call.path)
+    fingerprint, wait_s = fingerprint_of(call.body, call.path), _FIRST_WAIT_S
     while True:
-        try:
-            found = await gateway.idempotency.claim(call.grant.tenant_id, key, fingerprint, call.request_id)
-        except StoreUnavailable as error:
-            message = "requests with an idempotency key cannot be served now: their records cannot be reached"
-            raise overloaded(message, 5_000) from error
-        served: Served | None = None
+        found = await claim(gateway, call.grant.tenant_id, key, fingerprint, call.request_id)
         match found:
             case Claim():
-                return await _compute_claimed(gateway, prepared, framing_for, found, is_resumable)
+                return await _compute_claimed(gateway, prepared, framing_for, found, is_resumable, is_gone)
             case Reused():
                 message = "this idempotency key was used with another request; use a new one"
                 raise ApiError("idempotency_key_reused", message, param="idempotency-key")
             case Stored():
                 return await replay(gateway, call.grant, found, framing_for, is_numbered=is_resumable)
-            case Running() if await gateway.token_log.is_alive(found.owner):
-                served = await attach(
-                    gateway, call.grant, found.request_id, framing_for, is_numbered=is_resumable
-                )
-        if served is not None:
-            return served
-        if time.monotonic() + _ATTACH_RETRY_S > prepared.deadline_at or is_gone():
-            message = "the first request with this idempotency key is still running"
-            raise ApiError("request_in_progress", message, retry_after_ms=1_000)
-        await asyncio.sleep(_ATTACH_RETRY_S)
+            case Running():
+                served = await _attached(gateway, prepared, framing_for, found, is_resumable)
+                if served is not None:
+                    return served
+        if is_gone():
+            raise ClientLeft
+        _judge_again(gateway, prepared)
+        await asyncio.sleep(min(wait_s, max(prepared.deadline_at - time.monotonic(), 0.0)))
+        wait_s = min(wait_s * 2, _MAX_WAIT_S)
+
+
+async def _attached(
+    gateway: Gateway, prepared: Prepared, framing_for: FramingFor, found: Running, is_resumable: bool
+) -> Served | None:
+    """None while there is nothing to attach to: it has no log, its gateway is dead, or it is being ended."""
+    grant, log = prepared.call.grant, gateway.token_log
+    if not await log.is_alive(found.owner):
+        return None
+    # Whoever ends it says so first and looks for listeners then: one of the two sees the other.
+    await log.listen(grant.tenant_id, found.request_id)
+    if await log.is_cancelled(grant.tenant_id, found.request_id, found.attempt):
+        return None
+    return await attach(
+        gateway,
+        grant,
+        StreamId(found.request_id, found.attempt),
+        framing_for,
+        is_numbered=is_resumable,
+        deadline_at=prepared.deadline_at,
+    )
+
+
+def _judge_again(gateway: Gateway, prepared: Prepared) -> None:
+    """Of a request that waits for another one. Raises ApiError."""
+    if gateway.is_stopping:
+        raise stopping()
+    if prepared.call.grant.public_id not in gateway.snapshot().grants:
+        raise ApiError("invalid_api_key", "this API key is no longer valid")
+    if time.monotonic() >= prepared.deadline_at:
+        raise in_progress()
 
 
 async def _compute_claimed(
-    gateway: Gateway, prepared: Prepared, framing_for: FramingFor, claim: Claim, is_resumable: bool
+    gateway: Gateway,
+    prepared: Prepared,
+    framing_for: FramingFor,
+    claim: Claim,
+    is_resumable: bool,
+    is_gone: Callable[[], bool],
 ) -> Served:
     try:
+        if is_gone():
+            raise ClientLeft
         return _compute(
             gateway, prepared, framing_for, claim.request_id, claim=claim, is_resumable=is_resumable
         )
     except BaseException:
-        await gateway.idempotency.fail(prepared.call.grant.tenant_id, claim)
+        await let_go(gateway, prepared.call.grant.tenant_id, claim)
         raise
 
 
@@ -89,21 +124,26 @@ def _compute(
     is_resumable: bool,
 ) -> Served:
     call, ask, head = prepared.call, prepared.ask, prepared.head(request_id)
+    attempt = 1 if claim is None else claim.attempt
+    stream_id = str(StreamId(request_id, attempt))
     answer = Answer(
         call.dialect.renderer(ask.options, head, prepared.tokenizer),
-        framing_for(request_id, is_resumable) if ask.generation.stream else None,
+        framing_for(stream_id, is_resumable) if ask.generation.stream else None,
         choices=head.choices,
         prompts=len(head.prompt_tokens),
         now=time.monotonic(),
         pause_bytes=gateway.limits.pause_bytes,
     )
     recorder: Recorder | None = None
-    attempt = 1 if claim is None else claim.attempt
     if claim is not None or is_resumable:
         recorder = _recorder_make(gateway, prepared, request_id, attempt, claim, answer)
-    job = submit(
-        gateway, prepared, request_id=request_id, attempt=attempt, sink=recorder or answer, recorder=recorder
-    )
+    sink = recorder or answer
+    try:
+        job = submit(gateway, prepared, request_id=request_id, attempt=attempt, sink=sink, recorder=recorder)
+    except BaseException:
+        if recorder is not None:
+            recorder.abandon()
+        raise
     if recorder is None:
         answer.on_backlog = partial(gateway.upstream.pause, job.streams)
     grace_s = gateway.limits.resume_grace_s if is_resumable else 0.0
@@ -142,4 +182,4 @@ def _leave(gateway: Gateway, job: Job, grace_s: float) -> None:
     if job.recorder is None or not job.recorder.is_followed:
         job.cancel("cancelled")
     else:
-        gateway.spawn(outlive(gateway, job, grace_s))
+        gateway.outliving.add(job, grace_s)

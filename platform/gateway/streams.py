@@ -7,30 +7,33 @@ from gateway.attachment import attach
 from gateway.auth import SCOPE_COMPLETIONS, scope_require
 from gateway.delivery import Delivery
 from gateway.errors import ApiError, overloaded
-from gateway.http import Exchange, request_id_parse
+from gateway.http import Exchange
 from gateway.runtime import Gateway
 from gateway.served import sse_framing
+from gateway.stream_id import StreamId
 from gateway.token_log.log import LogUnavailable
 from gateway.watching import Watch
+from tenants.contracts import KeyGrant
 
 PREFIX = "/v1/streams/"
-_MAX_EVENT_NUMBER = 1 << 31
+_MAX_NUMBER_DIGITS = 10
 
 
 async def stream_resume(gateway: Gateway, exchange: Exchange) -> None:
-    """Everything after event n, from `Last-Event-ID: <request_id>:<n>` or `?after=n`, and then what comes.
+    """Everything after event n, from `Last-Event-ID: <stream id>:<n>` or `?after=n`, and then what comes.
 
     Raises ApiError while the status is still open: 410 when there is nothing to go on with.
     """
     grant = key_authenticate(gateway, exchange.headers)
     scope_require(grant, SCOPE_COMPLETIONS)
-    request_id = request_id_parse(exchange.path.removeprefix(PREFIX))
-    after = _after(exchange, request_id)
+    stream_id, after = _place(exchange)
+    # Nothing was seen yet, and the attempt is not named: whichever there is.
+    wanted = stream_id if after or stream_id.attempt > 1 else stream_id.request_id
     with slot(gateway, grant):
-        served = await attach(gateway, grant, request_id, sse_framing, is_numbered=True, after=after)
+        served = await attach(gateway, grant, wanted, sse_framing, is_numbered=True, after=after)
         if served is None:
             raise _expired()
-        exchange.request_id = request_id
+        exchange.request_id = stream_id.request_id
         with Watch(exchange).delivering(gateway, served):
             try:
                 await Delivery(exchange, served.answer, gateway.limits, served.headers).run()
@@ -39,35 +42,44 @@ async def stream_resume(gateway: Gateway, exchange: Exchange) -> None:
 
 
 async def stream_cancel(gateway: Gateway, exchange: Exchange) -> None:
-    """Nobody wants it any more: its grace period ends now. Raises ApiError when there is no such stream."""
+    """Nobody wants it any more: it ends now, here or elsewhere. Raises ApiError when there is none."""
     grant = key_authenticate(gateway, exchange.headers)
     scope_require(grant, SCOPE_COMPLETIONS)
-    request_id = request_id_parse(exchange.path.removeprefix(PREFIX))
+    request_id = StreamId.parse(exchange.path.removeprefix(PREFIX)).request_id
     job = gateway.job_find(grant.tenant_id, request_id)
     if job is not None:
         job.cancel("cancelled")
     else:
-        try:
-            if await gateway.token_log.find(grant.tenant_id, request_id, grant.data_key) is None:
-                raise ApiError("request_not_found", f"there is no stream {request_id}")
-            await gateway.token_log.cancel(grant.tenant_id, request_id)
-        except LogUnavailable as error:
-            raise overloaded("the logs of running answers cannot be reached now") from error
+        await _cancel_elsewhere(gateway, grant, request_id)
     await exchange.respond(202, b'{"cancelled":true}')
 
 
-def _after(exchange: Exchange, request_id: UUID) -> int:
+async def _cancel_elsewhere(gateway: Gateway, grant: KeyGrant, request_id: UUID) -> None:
+    try:
+        opened = await gateway.token_log.find(grant.tenant_id, request_id, grant.data_key)
+        if opened is None:
+            raise ApiError("request_not_found", f"there is no stream {request_id}")
+        await gateway.token_log.cancel(grant.tenant_id, request_id, opened.attempt)
+    except LogUnavailable as error:
+        raise overloaded("the logs of running answers cannot be reached now") from error
+
+
+def _place(exchange: Exchange) -> tuple[StreamId, int]:
+    """Which stream, and the number of the last event that was seen. Raises ApiError."""
+    named = StreamId.parse(exchange.path.removeprefix(PREFIX))
     last = exchange.headers.get(b"last-event-id", b"").decode("latin-1")
-    if last:
-        name, _, number = last.rpartition(":")
-        if name != str(request_id):
-            raise ApiError("invalid_value", "last-event-id is of another stream", param="last-event-id")
-        param = "last-event-id"
-    else:
-        number, param = exchange.query("after") or "0", "after"
-    if not (number.isascii() and number.isdigit() and int(number[:11]) < _MAX_EVENT_NUMBER):
-        raise ApiError("invalid_value", f"{param} must end in the number of an event", param=param)
-    return int(number)
+    if not last:
+        return named, _number(exchange.query("after") or "0", "after")
+    name, _, number = last.rpartition(":")
+    if not name.startswith(str(named.request_id)):
+        raise ApiError("invalid_value", "last-event-id is of another stream", param="last-event-id")
+    return StreamId.parse(name), _number(number, "last-event-id")
+
+
+def _number(text: str, param: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= _MAX_NUMBER_DIGITS:
+        return int(text)
+    raise ApiError("invalid_value", f"{param} must end in the number of an event", param=param)
 
 
 def _expired() -> ApiError:

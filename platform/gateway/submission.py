@@ -22,6 +22,7 @@ from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant
 
 MAX_PROMPTS = 128  # of one request: their usage rows have ids that follow each other
+MAX_LOGPROBS = 500_000  # of one request: tokens times alternatives
 _MIN_DEADLINE_MS = 1.0
 _MIN_PATIENCE_S = 1.0
 
@@ -82,15 +83,15 @@ async def prepare(gateway: Gateway, call: Call) -> Prepared:
     prompts = [
         await tokenizer.encode(prompt, context, param=param, keep=keep) for prompt in generation.prompts
     ]
+    max_tokens = [_max_tokens(gateway, call.grant, route, generation, context, len(ids)) for ids in prompts]
+    _logprobs_judge(generation, sum(map(len, prompts)), sum(max_tokens))
     return Prepared(
         call=call,
         ask=ask,
         route=route,
         tokenizer=tokenizer,
         prompts=prompts,
-        max_tokens=[
-            _max_tokens(gateway, call.grant, route, generation, context, len(ids)) for ids in prompts
-        ],
+        max_tokens=max_tokens,
         deadline_at=call.started_at + _deadline_s(gateway, call, generation),
     )
 
@@ -212,6 +213,19 @@ def _max_tokens(
             ),
         )
     return asked
+
+
+def _logprobs_judge(generation: Generation, prompt_tokens: int, max_tokens: int) -> None:
+    """Each one is some hundred bytes of an answer that is built in one piece."""
+    sampling = generation.sampling
+    of_prompts = prompt_tokens * (1 + sampling.prompt_logprobs)
+    of_output = max_tokens * generation.n * (1 + sampling.logprobs)
+    if of_prompts + of_output > MAX_LOGPROBS:
+        raise ApiError(
+            "invalid_value",
+            f"up to {of_prompts + of_output} log probabilities are asked for, of at most {MAX_LOGPROBS}",
+            param="logprobs" if of_output > of_prompts else "prompt_logprobs",
+        )
 
 
 def _deadline_s(gateway: Gateway, call: Call, generation: Generation) -> float:

@@ -71,6 +71,8 @@ class Watchdog:
 
     def _answer_check(self, answer: Answer, now: float) -> None:
         limits = self._limits
+        if answer.was_written:
+            answer.was_written, answer.last_written_at = False, now
         is_stuck = answer.writing_since and now - answer.writing_since > limits.slow_reader_s
         if is_stuck or answer.pending_bytes > limits.max_pending_bytes:
             self._metrics.slow_readers_cut.inc()

@@ -1,4 +1,4 @@
-"""While an answer is delivered its client is watched: one that leaves is noticed if nothing is written, too."""
+"""While an answer is delivered its client is watched: one that leaves is noticed even in silence."""
 
 import asyncio
 from collections.abc import Iterator

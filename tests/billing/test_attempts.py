@@ -81,7 +81,7 @@ attempts = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(attempts, min_size=1, max_size=3), st.integers(1, 4), st.data())
 def test_any_order_by_any_number_of_writers_bills_the_longest_once(
     shop: Shop, requests: list[list[tuple[int, int, str]]], writers: int, data: st.DataObject

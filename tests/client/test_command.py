@@ -212,7 +212,7 @@ def test_an_error_in_the_midst_of_an_answer(run: Run) -> None:
 def test_a_connection_that_is_lost_for_good(run: Run) -> None:
     script = Resumable(cuts=(500,), on_resume=refusing(503, "overloaded", "retry-after: 60"))
     code, out, err = run(script, "chat", "-m", "tiny", "--idempotency-key", "mine", "hello")
-    assert (code, out.strip()) == (4, "Hello wörld")
+    assert (code, out.strip()) == (4, "Hello")
     assert "--idempotency-key mine" in err
 
 

@@ -8,35 +8,18 @@ from hypothesis import strategies as st
 
 from sluice_client.sse import EventDecoder, EventTooLarge, ServerSentEvent
 
-FRAGMENTS = [
-    *(
-        b"data",
-        b"event",
-        b"id",
-        b"retry",
-        b":",
-        b": ",
-        b" ",
-        b"\n",
-        b"\r",
-        b"\r\n",
-        b"\n\n",
-        b"\0",
-        b"7",
-        b"x",
-    ),
-    *(
-        "é你👩🏽\u2028".encode(),
-        b"\xff",
-        b"\xe4\xbd",
-        b"data: x\n",
-        b"id: a:1\n",
-        b"event: error\n",
-        b": ping\n",
-    ),
-    b"\xef\xbb\xbf",
+MARK = b"\xef\xbb\xbf"
+LINES = [
+    *(b"", b"data: x", b"data:  y ", b"data", b"data:", b"event: error", b"event:", b"other: z", b" data: w"),
+    *(b"id: a:1", b"id: a:2", b"id", b"id: a\0b", b": ping", b":", b"retry: 7", MARK + b"data: marked"),
+    *("data: é你👩🏽\u2028".encode(), b"data: \xff\xe4\xbd", b"data: :", b"data::"),
 ]
-WIRE = st.lists(st.sampled_from(FRAGMENTS), max_size=40).map(b"".join)
+WIRE = st.builds(
+    lambda mark, lines, rest: mark + b"".join(line + end for line, end in lines) + rest,
+    st.sampled_from([b"", MARK, MARK + MARK]),
+    st.lists(st.tuples(st.sampled_from(LINES), st.sampled_from([b"\n", b"\r", b"\r\n"])), max_size=20),
+    st.sampled_from([b"", b"data: unfinished"]),
+)
 
 
 def reference(wire: bytes) -> list[ServerSentEvent]:
@@ -73,6 +56,7 @@ def test_any_bytes_in_any_pieces(wire: bytes, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(wire)) for cut in cuts), len(wire)]
     pieces = [wire[start:end] for start, end in itertools.pairwise(places)]
     assert decoded(pieces) == reference(wire)
+    assert decoded([bytes([byte]) for byte in wire]) == reference(wire)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +69,11 @@ def test_any_bytes_in_any_pieces(wire: bytes, cuts: list[int]) -> None:
         ]),
         (b"event: error\ndata:  two spaces\n\n", [ServerSentEvent("error", " two spaces", "", False)]),
         (b"data: never finished\n", []),
+        (b"data: x\r\n\r\ndata: y\r\n\r\n", [
+            ServerSentEvent("message", "x", "", False), ServerSentEvent("message", "y", "", False)
+        ]),
+        (MARK + b"data: x\n\n", [ServerSentEvent("message", "x", "", False)]),
+        (b"id: r:1\nid: r\0:2\ndata: x\n\n", [ServerSentEvent("message", "x", "r:1")]),
         (b"data:\n\n", [ServerSentEvent("message", "", "", False)]),
     ],
 )  # fmt: skip

@@ -1,6 +1,5 @@
 """Real clients, a front door under each server, and a database of this folder's own."""
 
-import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -13,8 +12,9 @@ from devservices.postgres import PostgresServer
 from devservices.valkey import ValkeyServer
 from tests.conformance.deployment import Deployment, deployment_make
 from tests.conformance.fronts import Front, front_open
-from tests.conformance.node import NodeClients, NodeMissing, node_find, node_started, packages_install
+from tests.conformance.node import NodeClients, node_started
 from tests.conformance.servers import SERVERS
+from tests.conformance.stack import Stack, stack_start
 from tests.conftest import database_clone
 
 
@@ -49,22 +49,13 @@ async def front(served: Front) -> AsyncIterator[Front]:
     await served.idle()
 
 
-@pytest.fixture(scope="session")
-def node_modules() -> tuple[str, Path]:
-    """Node and the installed clients. Where there is no node the tests are skipped; under CI they fail."""
-    cache = Path(os.environ.get("SLUICE_TEST_CACHE", "var/test-cache")).resolve()
-    try:
-        node = node_find()
-        return node, packages_install(node, cache)
-    except NodeMissing as missing:
-        if os.environ.get("CI"):
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
-
-
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def node(
-    node_modules: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[NodeClients]:
-    async with node_started(*node_modules, tmp_path_factory.mktemp("js")) as clients:
+async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeClients]:
+    async with node_started(tmp_path_factory.mktemp("js")) as clients:
         yield clients
+
+
+@pytest.fixture(scope="package")
+def stack(deployment: Deployment) -> Iterator[Stack]:
+    with stack_start(deployment) as running:
+        yield running

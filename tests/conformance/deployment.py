@@ -1,4 +1,4 @@
-"""What a gateway stands on: a database with a tenant, keys and models, a Valkey, weights; and its processes."""
+"""What a gateway stands on: a database with a tenant, keys and models, a Valkey, weights; its processes."""
 
 import contextlib
 import os
@@ -60,6 +60,9 @@ class Deployment:
             "SLUICE_WIRE_SECRET": SECRET,
             "SLUICE_SECRET_KEY": secrets.token_urlsafe(64),
             "SLUICE_KEY_PEPPER": os.environ["SLUICE_KEY_PEPPER"],
+            "SLUICE_MASTER_KEY": os.environ["SLUICE_MASTER_KEY"],
+            "SLUICE_DEFAULT_MODEL": MODEL,
+            "SLUICE_DEFAULT_MODEL_ALIASES": "tgi,dummy",
             "REDIS_URL": self.redis_url,
             **self.database.environment(),
         }
@@ -84,7 +87,7 @@ class Deployment:
         log = self.folder / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                command, env=self.environment() | variables, stdout=file, stderr=file, cwd=self.folder
+                command, env={**self.environment(), **variables}, stdout=file, stderr=file, cwd=self.folder
             )
         try:
             yield process

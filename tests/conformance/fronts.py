@@ -1,4 +1,4 @@
-"""A front door under one server, between real clients and a dispatcher and a worker that the test speaks for."""
+"""A front door under one server, between real clients and peers that the test speaks for."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gpuworker.wire.messages import Ended, Submit, unpack_ids
 from tests.conformance.deployment import Deployment, GatewayProcess
 from tests.conformance.servers import Server
-from tests.gateway.harness import MODEL
 from tests.gateway.peers import Dispatcher, WorkerPeer, socket_address
 from tests.gateway.raw import RawConnection, metric, request
 

@@ -1,4 +1,4 @@
-"""The HTTP servers that the front door runs under, each with the command that the documentation gives for it."""
+"""The HTTP servers that the front door runs under, each with the command of the documentation."""
 
 import sys
 from dataclasses import dataclass
@@ -8,37 +8,34 @@ APPLICATION = "config.asgi:application"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`arguments` of `python -m <module>`, with the port still to be filled in."""
+    """`arguments` of `python -m <name>`, with the port still to be filled in."""
 
     name: str
-    arguments: tuple[str, ...]
+    arguments: str
     has_lifespan: bool  # it tells the application of its start and stop
     drains: bool  # after SIGTERM what runs may finish
 
     def command(self, port: int) -> list[str]:
-        filled = [argument.format(port=port) for argument in self.arguments]
-        return [sys.executable, "-m", self.name, *filled, APPLICATION]
+        arguments = self.arguments.format(port=port).split()
+        return [sys.executable, "-m", self.name, *arguments, APPLICATION]
 
 
 UVICORN = Server(
     "uvicorn",
-    ("--host", "127.0.0.1", "--port", "{port}")
-    + ("--loop", "uvloop", "--http", "gateway.http_protocol:BoundedHttpProtocol")
-    + ("--ws", "websockets-sansio", "--no-server-header", "--no-access-log")
-    + ("--timeout-graceful-shutdown", "10"),
+    "--host 127.0.0.1 --port {port} --loop uvloop --http gateway.http_protocol:BoundedHttpProtocol"
+    " --ws websockets-sansio --no-server-header --no-access-log --timeout-graceful-shutdown 10",
     has_lifespan=True,
     drains=True,
 )
 DAPHNE = Server(
     "daphne",
-    ("--bind", "127.0.0.1", "--port", "{port}", "--no-server-name", "--verbosity", "0"),
+    "--bind 127.0.0.1 --port {port} --no-server-name --verbosity 0",
     has_lifespan=False,
     drains=False,
 )
 GRANIAN = Server(
     "granian",
-    ("--interface", "asgi", "--host", "127.0.0.1", "--port", "{port}", "--loop", "uvloop")
-    + ("--http", "1", "--workers-kill-timeout", "15"),
+    "--interface asgi --host 127.0.0.1 --port {port} --loop uvloop --http 1 --workers-kill-timeout 15",
     has_lifespan=True,
     drains=True,
 )

@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from gpuworker.wire.messages import Cancel, Submit
-from tests.conformance.fronts import MODEL, Front
+from tests.conformance.fronts import Front
 from tests.e2e.observe import usage_row
+from tests.gateway.harness import MODEL
 from tests.gateway.raw import RawConnection
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.fronts import MODEL, SPOKEN, Front
+from tests.conformance.fronts import SPOKEN, Front
 from tests.conformance.node import ClientError, NodeClients
 from tests.conformance.servers import UVICORN
+from tests.gateway.harness import MODEL
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="package"),

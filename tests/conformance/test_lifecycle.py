@@ -9,9 +9,10 @@ import pytest
 import pytest_asyncio
 
 from tests.conformance.deployment import Deployment
-from tests.conformance.fronts import MODEL, Front, front_open
+from tests.conformance.fronts import Front, front_open
 from tests.conformance.servers import SERVERS, Server
 from tests.e2e.observe import usage_row
+from tests.gateway.harness import MODEL
 from tests.gateway.peers import Dispatcher, socket_address
 from tests.gateway.raw import RawConnection, request
 

@@ -1,10 +1,15 @@
 """One gateway process for most tests of this folder; none may leave anything behind in it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 import pytest_asyncio
+from pytest_django.plugin import DjangoDbBlocker
 
+from devservices.postgres import PostgresServer
+from devservices.valkey import ValkeyServer
+from tests.conftest import database_clone
+from tests.gateway.durable import GRACE_S, Fleet, fleet_started
 from tests.gateway.harness import QUICK, GatewayProcess, gateway_started
 from tests.gateway.peers import echo
 
@@ -29,3 +34,30 @@ def echoing(gateway: GatewayProcess) -> Iterator[GatewayProcess]:
     """The worker answers every request by itself."""
     with gateway.dispatcher.scripted(echo(gateway.dispatcher)):
         yield gateway
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def shared_fleet(
+    postgres: PostgresServer,
+    database_template: Mapping[str, str],
+    django_db_blocker: DjangoDbBlocker,
+    valkey: ValkeyServer,
+) -> AsyncIterator[Fleet]:
+    """Two gateways over one PostgreSQL and one Valkey."""
+    with database_clone(postgres, database_template, django_db_blocker) as database:
+        limits = {"resume_grace_s": GRACE_S}
+        async with fleet_started(
+            database, valkey, gateways=2, customers=100, strict=4, limits=limits
+        ) as fleet:
+            yield fleet
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def fleet(shared_fleet: Fleet) -> AsyncIterator[Fleet]:
+    """As a customer of its own sees it; the test fails when it leaves anything behind in a gateway."""
+    for gateway in shared_fleet.gateways:
+        gateway.peers_reset()
+        await gateway.ready()
+    yield shared_fleet.of(shared_fleet.others.pop())
+    for gateway in shared_fleet.gateways:
+        await gateway.idle()

@@ -29,6 +29,7 @@ def head_make(*, prompt_tokens: int = 7, n: int = 1) -> Head:
         prompt_tokens=(prompt_tokens,),
         n=n,
         seed=42,
+        first_tokens=(108,),
     )
 
 
@@ -64,7 +65,7 @@ class Script:
             rows = [row for row in self.rows if row.choice == end.choice]
             logprobs = [token for row in rows for token in row.logprobs]
             choices.append(WholeChoice("".join(row.text for row in rows), logprobs, end))
-        return Whole(choices, self.usage, [self.prompt] if self.prompt else [])
+        return Whole(choices, self.usage, [self.prompt])
 
 
 class DialectServer:

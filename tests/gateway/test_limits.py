@@ -169,7 +169,7 @@ async def test_what_the_kernel_takes_for_a_client_that_does_not_read_is_little(t
 
 
 async def test_a_finished_stream_does_not_wait_for_its_reader_for_ever() -> None:
-    roomy = {"max_pending_bytes": 64 * KIB * KIB, "max_pending_bytes_hard": 64 * KIB * KIB}
+    roomy = {"max_pending_bytes": 64 * KIB * KIB}
     async with gateway_started(limits={**LIMITS, **roomy}) as gateway:
         client = await slow_reader(gateway.port, gateway.authorization())
         submit = await gateway.dispatcher.submitted()

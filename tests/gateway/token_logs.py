@@ -20,15 +20,15 @@ from gateway.token_log.writer import LogWriter
 from tenants.data_keys import data_key_generate
 
 QUICK = LogLimits(
-    give_up_s=0.5,
-    answer_timeout_s=0.3,
+    give_up_s=1.0,
+    answer_timeout_s=0.5,
     heartbeat_s=0.2,
-    owner_ttl_s=0.6,
+    owner_ttl_s=1.0,
     owner_check_s=0.1,
     follow_check_s=0.1,
     listener_ttl_s=0.4,
     opening_s=0.5,
-    patience_s=0.8,
+    patience_s=1.5,
 )
 
 
@@ -62,7 +62,7 @@ class Request:
             self.request_id,
             attempt,
             data_key or self.data_key,
-            reading.entries.append,
+            reading.take,
             reading.lost.append,
         )
         return reading
@@ -81,7 +81,13 @@ class Reading:
 
     entries: list[Entry] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
+    pause_at: int = 0
     follow: Follow = field(init=False)
+
+    def take(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if len(self.entries) == self.pause_at:
+            self.follow.pause()
 
     @property
     def parts(self) -> list[Entry]:

@@ -14,10 +14,12 @@ from modelsvc.routes import routes_load
 from modelsvc.selectors import route_of, versions_of
 from modelsvc.services import (
     ModelUnknown,
+    RouteUnknown,
     VersionConflict,
     VersionInUse,
     VersionRetired,
     VersionUnknown,
+    route_limit_set,
     route_switch,
     version_publish,
     version_retire,
@@ -39,6 +41,10 @@ def publish(digest: str, slug: str = "tiny") -> ModelVersion:
 
 def switch(digest: str, slug: str = "tiny") -> ModelRoute:
     return route_switch(slug=slug, digest=digest, actor="operator")
+
+
+def limit(max_output_tokens: int | None) -> ModelRoute:
+    return route_limit_set(slug="tiny", max_output_tokens=max_output_tokens, actor="operator")
 
 
 def audited() -> list[str]:
@@ -75,6 +81,25 @@ def test_each_switch_is_one_revision_and_one_audit_entry(database: Database) -> 
         assert (route.version.digest, route.revision) == (OLD, 3)
         assert audited() == ["version.publish"] * 2 + ["route.switch"] * 3
         assert audit_verify(tenant_id=None) is None
+
+
+def test_a_models_output_is_bounded_whichever_version_runs(database: Database) -> None:
+    with operator_scope():
+        for digest in (OLD, NEW):
+            publish(digest)
+        with pytest.raises(RouteUnknown):
+            limit(500)
+        switch(OLD)
+        assert [limit(value).revision for value in (500, 500, None, 700)] == [2, 2, 3, 4]
+        assert (switch(NEW).revision, route_of("tiny").max_output_tokens) == (5, 700)  # type: ignore[union-attr]
+        with pytest.raises(ValidationError):
+            limit(0)
+        with pytest.raises(ModelUnknown):
+            route_limit_set(slug="absent", max_output_tokens=1, actor="operator")
+        assert audited()[3:] == ["route.limit"] * 3 + ["route.switch"]
+        assert audit_verify(tenant_id=None) is None
+    [route] = asyncio.run(gateway_routes(database))
+    assert (route.digest, route.max_output_tokens, route.revision) == (NEW, 700, 5)
 
 
 def test_weights_belong_to_one_model(database: Database) -> None:

@@ -11,6 +11,7 @@ from django.contrib.auth.models import Group, Permission
 from django.test import Client
 from django.urls import reverse
 
+from tenants import services
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tenants.scoping import operator_scope, tenancy_of
 from tests.conftest import Database
@@ -115,6 +116,47 @@ def test_actions_call_the_services(staff: Client) -> None:
             AuditEntry.unscoped.filter(actor="admin").order_by("sequence").values_list("action", flat=True)
         )
     assert actions == ["key.revoke", "tenant.suspend", "tenant.resume"]
+
+
+def test_actions_that_need_an_answer_ask_for_it_first(staff: Client) -> None:
+    tenant = tenant_create("acme")
+    key = key_issue(tenant).key
+    path = "/admin/tenants/tenant/"
+    close = {"action": "close", "_selected_action": str(tenant.pk)}
+    settings = {"action": "settings", "_selected_action": str(tenant.pk)}
+    for asked in (close, close | {"confirmed": "1", "reason": ""}, settings):
+        page = staff.post(path, asked)
+        assert page.status_code == HTTPStatus.OK
+        assert f'value="{tenant.pk}"' in page.content.decode()
+    refused = staff.post(path, settings | {"confirmed": "1", "max_output_tokens": "0"})
+    assert refused.status_code == HTTPStatus.OK
+    with operator_scope():
+        assert not AuditEntry.unscoped.filter(actor="admin").exists()
+
+    chosen = {"confirmed": "1", "zero_retention": "on", "max_output_tokens": "500"}
+    assert staff.post(path, settings | chosen).status_code == HTTPStatus.FOUND
+    limit = {"action": "limit", "_selected_action": str(key.pk), "confirmed": "1", "max_open_requests": "3"}
+    assert staff.post("/admin/tenants/apikey/", limit).status_code == HTTPStatus.FOUND
+    ended = staff.post(path, close | {"confirmed": "1", "reason": "left us"})
+    assert ended.status_code == HTTPStatus.FOUND
+    with operator_scope():
+        entries = AuditEntry.unscoped.filter(actor="admin").order_by("sequence")
+        assert [entry.action for entry in entries] == ["tenant.settings", "key.limit", "tenant.close"]
+        assert json.loads(entries[2].diff)["reason"] == "left us"
+        assert Tenant.unscoped.get().status == "closed"
+
+
+def test_a_closed_tenant_is_neither_resumed_nor_given_a_key(staff: Client) -> None:
+    tenant = tenant_create("acme")
+    with operator_scope():
+        services.tenant_close(tenant_id=tenant.id, actor="test", reason="left us")
+    resume = {"action": "resume", "_selected_action": str(tenant.pk)}
+    page = staff.post("/admin/tenants/tenant/", resume, follow=True)
+    assert "closed for good" in page.content.decode()
+    form = {"tenant": str(tenant.id), "name": "n", "expires_at_0": "", "expires_at_1": ""}
+    assert "closed for good" in staff.post("/admin/tenants/apikey/add/", form).content.decode()
+    with operator_scope():
+        assert not ApiKey.unscoped.exists()
 
 
 def test_a_tenant_and_a_member_are_added_through_services(staff: Client, admin_user: User) -> None:

@@ -22,6 +22,7 @@ from sluice_client.cli.failures import (
 from sluice_client.cli.lookups import models_show, usage_show
 from sluice_client.cli.prompts import prompt_read
 from sluice_client.client import Sluice
+from sluice_client.errors import ConfigurationError
 
 READER_GONE = 141  # as when SIGPIPE had ended it
 
@@ -35,20 +36,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    client: Sluice | None = None
     try:
         with Sluice(arguments.base_url) as client:
-            return _run(arguments, client)
+            try:
+                return _run(arguments, client)
+            except (CommandError, openai.OpenAIError) as error:
+                return _failed(error, client, arguments)
+    except ConfigurationError as error:
+        return _failed(error, None, arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # Else the interpreter would complain when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
-    except (CommandError, openai.OpenAIError) as error:
-        failure = failure_of(error, client)
-        failure_write(failure, as_json=arguments.json)
-        return failure.exit_code
 
 
 def _run(arguments: argparse.Namespace, client: Sluice) -> int:
@@ -76,6 +77,14 @@ def _run(arguments: argparse.Namespace, client: Sluice) -> int:
             return converse(asking, messages)
         outcome = asking.chat([*messages, {"role": "user", "content": prompt}])
     return INTERRUPTED if outcome.interrupted else 0
+
+
+def _failed(
+    error: CommandError | openai.OpenAIError, client: Sluice | None, arguments: argparse.Namespace
+) -> int:
+    failure = failure_of(error, client)
+    failure_write(failure, as_json=arguments.json)
+    return failure.exit_code
 
 
 def _model(arguments: argparse.Namespace, client: Sluice) -> str:

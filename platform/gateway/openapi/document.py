@@ -4,8 +4,6 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from gateway.openapi import errors, examples, parameters
 from gateway.openapi.operations import OPERATIONS, TAGS, Operation
 from gateway.openapi.schemas import Schemas
@@ -27,6 +25,7 @@ _SCHEMES = {
         "description": "The same key, as Anthropic's clients send it.",
     },
 }
+_LINKS = {"getUsage": "request_id", "resumeStream": "stream_id", "cancelStream": "stream_id"}
 _RETRIED = (429, 503, 529)
 
 
@@ -50,7 +49,9 @@ def _types() -> Iterable[Any]:
     for family in (errors.OPENAI, errors.ANTHROPIC, errors.TGI):
         yield family.envelope
     for operation in OPERATIONS:
-        yield from (kind for kind in (operation.request, operation.answer, operation.event) if kind is not None)
+        yield from (
+            kind for kind in (operation.request, operation.answer, operation.event) if kind is not None
+        )
         yield from (kind for _, kind in operation.other.values() if kind is not None)
 
 
@@ -105,19 +106,38 @@ def _success(operation: Operation, schemas: Schemas) -> dict[str, Any]:
     elif operation.media and operation.event is None:
         content[operation.media] = {"schema": {"type": "string"}}
     if operation.event is not None:
-        content["text/event-stream"] = {
-            "schema": {"type": "string"},
-            "x-event-data": schemas.of(operation.event),
-        }
-        if operation.ends_in:
-            content["text/event-stream"]["x-event-end"] = operation.ends_in
+        content["text/event-stream"] = {"schema": _event(operation, schemas)}
         if dialect is not None and example is not None:
             content["text/event-stream"]["example"] = examples.stream_make(dialect, example)
-    headers = _headers(parameters.REPLAYED_HEADER if parameters.IDEMPOTENCY_KEY in operation.parameters else {})
+    headers = _headers(
+        parameters.REPLAYED_HEADER if parameters.IDEMPOTENCY_KEY in operation.parameters else {}
+    )
     response: dict[str, Any] = {"description": _success_description(operation), "headers": headers}
     if content:
         response["content"] = content
+    if dialect is not None:
+        response["links"] = {
+            name: {"operationId": name, "parameters": {parameter: "$response.header.X-Request-Id"}}
+            for name, parameter in _LINKS.items()
+        }
     return response
+
+
+def _event(operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    """Of one server-sent event, as OpenAPI reads the schema of an event stream."""
+    kinds = [schemas.of(operation.event), {"$ref": schemas.of(operation.family.envelope)["$ref"]}]
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": kinds},
+    }
+    if operation.ends_in:
+        data = {"anyOf": [{"const": operation.ends_in}, data]}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "id": {"type": "string"}, "data": data},
+    }
 
 
 def _success_description(operation: Operation) -> str:
@@ -143,5 +163,3 @@ def _failure(family: errors.ErrorFamily, status: int, codes: list[str]) -> dict[
 
 def _headers(more: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
     return copy.deepcopy(parameters.RESPONSE_HEADERS | (more or {}))
-
-

@@ -5,16 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _REF = "#/components/schemas/"
-_BOUNDS = (
-    ("minimum", "≥ {}"),
-    ("exclusiveMinimum", "> {}"),
-    ("maximum", "≤ {}"),
-    ("exclusiveMaximum", "< {}"),
-    ("minLength", "at least {} characters"),
-    ("maxLength", "at most {} characters"),
-    ("minItems", "at least {} entries"),
-    ("maxItems", "at most {} entries"),
-    ("maxProperties", "at most {} entries"),
+_RANGES = (
+    ("minimum", "maximum", ""),
+    ("exclusiveMinimum", "maximum", ""),
+    ("exclusiveMinimum", "exclusiveMaximum", ""),
+    ("minLength", "maxLength", " characters"),
+    ("minItems", "maxItems", " entries"),
+    ("minProperties", "maxProperties", " entries"),
 )
 _PLURAL = {"string": "strings", "integer": "integers", "number": "numbers", "object": "objects"}
 _MIN_LISTED_MAXIMUM = 1 << 31  # beyond it a bound only says what a machine can hold
@@ -39,7 +36,7 @@ class StructView:
 
 @dataclass(slots=True)
 class Body:
-    """The struct itself, and below it those that it leads to. The last two: names, with the values accepted."""
+    """The struct, and below it those that it leads to. `not_offered`: names and the values accepted."""
 
     structs: list[StructView] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
@@ -69,7 +66,7 @@ def _struct(name: str, schema: dict[str, Any], body: Body) -> StructView:
         kinds = property_.keys() - {"description", "default"}
         if is_first and not kinds:
             body.without_effect.append(field_name)
-        elif is_first and kinds == {"enum"} and None in property_["enum"]:
+        elif is_first and "enum" in kinds and kinds <= {"enum", "type"} and None in property_["enum"]:
             values = ", ".join(json.dumps(value) for value in property_["enum"] if value is not None)
             body.not_offered.append((field_name, values or "null"))
         else:
@@ -106,14 +103,25 @@ def type_text(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    found: list[str] = []
+    found = []
     for option in schema.get("anyOf", schema.get("oneOf", [schema])):
-        found += [
-            text.format(f"{option[name]:,}")
-            for name, text in _BOUNDS
-            if name in option and abs(option[name]) < _MIN_LISTED_MAXIMUM - 1
-        ]
+        for low_name, high_name, unit in _RANGES:
+            low, high = _listed(option, low_name), _listed(option, high_name)
+            begin = f"above {low}" if low_name == "exclusiveMinimum" else low
+            end = f"below {high}" if high_name == "exclusiveMaximum" else high
+            if low and high:
+                found.append(f"{begin} to {end}{unit}")
+            elif low and low_name not in ("minLength", "minItems") and option.get(high_name) is None:
+                found.append(f"from {begin}{unit}")
+            elif (high and high_name == "maxLength") or (high and high_name in ("maxItems", "maxProperties")):
+                found.append(f"up to {end}{unit}")
     return ", ".join(dict.fromkeys(found))
+
+
+def _listed(schema: dict[str, Any], name: str) -> str:
+    """Empty for none, and for one that only says what a machine can hold."""
+    bound = schema.get(name)
+    return "" if bound is None or abs(bound) >= _MIN_LISTED_MAXIMUM - 1 else f"{bound:,g}"
 
 
 def _structs(schema: Any) -> list[str]:

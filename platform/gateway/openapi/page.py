@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page for people. Everything on it comes from the document, but for the guide's text."""
+"""The OpenAPI document as a page for people. All but the guide comes from the document."""
 
 import base64
 import hashlib

@@ -6,7 +6,8 @@ from typing import Any
 from gateway.idempotency import MAX_KEY_CHARACTERS
 
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_MAX_EVENT_NUMBER = (1 << 31) - 1
+_STREAM_ID = f"{_UUID}(-[1-9][0-9]{{0,8}})?"
+_MAX_NUMBER_DIGITS = 10  # of an event
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +38,27 @@ REQUEST_ID = Parameter(
     "The `x-request-id` of the response.",
     "019a3c5e-7f00-7000-8000-000000000001",
 )
+STREAM_ID = Parameter(
+    "stream_id",
+    "path",
+    {"type": "string", "pattern": f"^{_STREAM_ID}$"},
+    "What the `id:` of its events begins with: the `x-request-id`, and of a later attempt its number.",
+    "019a3c5e-7f00-7000-8000-000000000001",
+)
 MODEL = Parameter(
     "model", "path", {"type": "string", "minLength": 1}, "As `GET /v1/models` names it.", "tiny"
 )
 AFTER = Parameter(
     "after",
     "query",
-    {"type": "integer", "minimum": 0, "maximum": _MAX_EVENT_NUMBER, "default": 0},
+    {"type": "integer", "minimum": 0, "maximum": 10**_MAX_NUMBER_DIGITS - 1, "default": 0},
     "The number of the last event that arrived; those after it are sent.",
     12,
 )
 LAST_EVENT_ID = Parameter(
     "Last-Event-ID",
     "header",
-    {"type": "string", "pattern": f"^{_UUID}:[0-9]{{1,10}}$"},
+    {"type": "string", "pattern": f"^({_STREAM_ID}:[0-9]{{1,{_MAX_NUMBER_DIGITS}}})?$"},
     "The `id:` of the last event that arrived; wins over `after`.",
 )
 IDEMPOTENCY_KEY = Parameter(
@@ -68,7 +76,7 @@ STREAM_RESUME = Parameter(
     "X-Stream-Resume",
     "header",
     {"type": "string"},
-    "`1`: events are numbered (`id: <request id>:<n>`), and the stream can be resumed for 30 seconds after a cut.",
+    "`1`: events have an `id: <stream id>:<n>`, and the stream can be resumed for 30 seconds after a cut.",
 )
 DEADLINE = Parameter(
     "X-Request-Deadline-Ms",
@@ -101,7 +109,7 @@ RETRY_HEADERS: dict[str, dict[str, Any]] = {
     },
     "X-Sluice-Limit": {
         "schema": {"type": "string"},
-        "description": "The body's `limit` object: which limit, whose, how much of it is used, when it clears.",
+        "description": "The body's `limit` object: which limit, whose, how much is used, when it clears.",
     },
 }
 CHALLENGE_HEADER: dict[str, dict[str, Any]] = {

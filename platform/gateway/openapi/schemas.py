@@ -44,8 +44,10 @@ def _component(schema: dict[str, Any]) -> dict[str, Any]:
 def _property(name: str, schema: dict[str, Any], required: Iterable[str]) -> dict[str, Any]:
     if "default" in schema and (schema["default"] is None or name in required):
         del schema["default"]
-    if schema.keys() <= {"default"} or (schema.keys() == {"enum"} and None in schema["enum"]):
-        description = _NEUTRAL if "enum" in schema else _NO_EFFECT
+    if not schema.keys() - {"default"}:
+        description = _NO_EFFECT
+    elif "enum" in schema and schema.keys() <= {"enum", "type"} and None in schema["enum"]:
+        description = _NEUTRAL
     else:
         description = FIELDS.get(name, "")
     return {"description": description, **schema} if description else schema

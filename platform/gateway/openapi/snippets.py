@@ -8,19 +8,28 @@ BASE_URL = "http://localhost:8000"
 
 _OPENAI = f"""from openai import OpenAI
 
-client = OpenAI(base_url="{BASE_URL}/v1", api_key="sk-slc-...")
+client = OpenAI(
+    base_url="{BASE_URL}/v1", api_key="sk-slc-..."
+)
 """
 _ANTHROPIC = f"""from anthropic import Anthropic
 
-client = Anthropic(base_url="{BASE_URL}", api_key="sk-slc-...")
+client = Anthropic(
+    base_url="{BASE_URL}", api_key="sk-slc-..."
+)
 """
 _TGI = f"""from huggingface_hub import InferenceClient
 
-client = InferenceClient("{BASE_URL}", token="sk-slc-...")
+client = InferenceClient(
+    "{BASE_URL}", token="sk-slc-..."
+)
 """
 _HTTPX = f"""import httpx
 
-client = httpx.Client(base_url="{BASE_URL}", headers={{"Authorization": "Bearer sk-slc-..."}})
+client = httpx.Client(
+    base_url="{BASE_URL}",
+    headers={{"Authorization": "Bearer sk-slc-..."}},
+)
 """
 _PYTHON = {
     "createChatCompletion": _OPENAI
@@ -80,7 +89,8 @@ print(client.text_generation("Say hello:", max_new_tokens=64))
     "resumeStream": _HTTPX
     + """
 request_id = "019a3c5e-7f00-7000-8000-000000000001"
-with client.stream("GET", f"/v1/streams/{request_id}", params={"after": 12}) as response:
+path = f"/v1/streams/{request_id}"
+with client.stream("GET", path, params={"after": 12}) as response:
     for line in response.iter_lines():
         print(line)
 """,
@@ -113,7 +123,8 @@ def _curl(operation: Operation) -> str:
         lines.append('-H "Authorization: Bearer $SLUICE_API_KEY"')
     if operation.example is not None:
         lines.append('-H "Content-Type: application/json"')
-        lines.append(f"-d '{json.dumps(operation.example)}'")
+        body = json.dumps(operation.example, indent=2).replace("\n", "\n  ")
+        lines.append(f"-d '{body}'")
     elif operation.method == "post":
         lines.append("-X POST")
     return " \\\n  ".join(lines) + "\n"

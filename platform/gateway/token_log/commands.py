@@ -58,7 +58,7 @@ class LogName:
 
     @property
     def cancel_key(self) -> bytes:
-        """Exists when nobody wants the answer any more."""
+        """Holds the attempt whose answer nobody wants any more."""
         return self.key + b":cancelled"
 
     def seal(self, data_key: bytes, at: EntryId, block: bytes) -> bytes:

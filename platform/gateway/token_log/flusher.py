@@ -65,7 +65,7 @@ class Flusher:
                     await self._flush_forever(valkey)
             except (RedisError, OSError) as error:
                 if not self._away_since:
-                    logger.warning("token logs: Valkey is away: %s", error)
+                    logger.warning("token logs: Valkey is away: %r", error)
             finally:
                 self._away_since = self._away_since or time.monotonic()
             await asyncio.sleep(backoff_s)
@@ -73,20 +73,26 @@ class Flusher:
 
     async def watch(self) -> None:
         """Until cancelled: nobody waits longer for Valkey than was promised, and the heart beats."""
-        beat_at = 0.0
+        beat_at, now, is_late = 0.0, time.monotonic(), False
         while True:
+            asleep_since = now
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            latest = now - self._limits.give_up_s
-            overdue = [writer for writer in self._unconfirmed if writer.waiting_since < latest]
-            for writer in overdue:
-                writer.give_up("unavailable")
-            if overdue:
-                logger.warning("token logs: %d given up, Valkey did not answer in time", len(overdue))
+            # After this process was stopped or busy, what Valkey said meanwhile is read first.
+            is_late = not is_late and now - asleep_since > 2 * _TICK_S
+            if not is_late:
+                self._overdue_give_up(now - self._limits.give_up_s)
             if now - beat_at >= self._limits.heartbeat_s:
                 beat_at = now
                 self._beat_due = True
                 self._wake.set()
+
+    def _overdue_give_up(self, latest: float) -> None:
+        overdue = [writer for writer in self._unconfirmed if writer.waiting_since < latest]
+        for writer in overdue:
+            writer.give_up("unavailable")
+        if overdue:
+            logger.warning("token logs: %d given up, Valkey did not answer in time", len(overdue))
 
     # -- Outlet -------------------------------------------------------------------------------------------
 

@@ -71,6 +71,11 @@ class Follow:
     # -- for the reader -----------------------------------------------------------------------------------
 
     @property
+    def has_backlog(self) -> bool:
+        """Entries of the last block are left, since it was paused."""
+        return bool(self._backlog)
+
+    @property
     def is_readable(self) -> bool:
         """The next block may be put in."""
         return not (self.is_closed or self.is_paused or self._backlog)

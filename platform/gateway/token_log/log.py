@@ -6,9 +6,9 @@ up to what any client saw, or it is not there.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -33,6 +33,13 @@ logger = logging.getLogger(__name__)
 
 class LogUnavailable(Exception):
     """Valkey does not answer."""
+
+
+class Marks(NamedTuple):
+    """What is said about a running request beside its log."""
+
+    has_listeners: bool  # somebody follows it, on any gateway
+    is_cancelled: bool  # nobody wants it any more
 
 
 class TokenLog:
@@ -133,6 +140,12 @@ class TokenLog:
         self._reader.add(follow)
         return follow
 
+    async def listen(self, tenant_id: UUID, request_id: UUID) -> None:
+        """Somebody is about to follow this request: its owner does not end it for want of listeners."""
+        key = LogName(tenant_id, request_id).listener_key
+        with suppress(RedisError, OSError):  # following it will say the same
+            await self._valkey.set(key, b"1", px=int(self._limits.listener_ttl_s * 1000))
+
     async def has_listeners(self, tenant_id: UUID, request_id: UUID) -> bool:
         """Whether somebody follows this request, on any gateway. While Valkey is away nobody can."""
         return await self._exists(LogName(tenant_id, request_id).listener_key)
@@ -141,17 +154,40 @@ class TokenLog:
         """Whether this gateway's heart beats; False while Valkey is away."""
         return await self._exists(owner_key(owner))
 
-    async def cancel(self, tenant_id: UUID, request_id: UUID) -> None:
+    async def cancel(self, tenant_id: UUID, request_id: UUID, attempt: int = 1) -> None:
         """Tell the owner, wherever it is, that nobody wants the answer any more. Raises LogUnavailable."""
         key = LogName(tenant_id, request_id).cancel_key
         try:
-            await self._valkey.set(key, b"1", px=int(self._limits.keep_s * 1000))
+            await self._valkey.set(key, b"%d" % attempt, px=int(self._limits.keep_s * 1000))
         except (RedisError, OSError) as error:
             raise LogUnavailable("the token log cannot be reached") from error
 
-    async def is_cancelled(self, tenant_id: UUID, request_id: UUID) -> bool:
-        """Whether `cancel` was called; False while Valkey is away."""
-        return await self._exists(LogName(tenant_id, request_id).cancel_key)
+    async def uncancel(self, tenant_id: UUID, request_id: UUID) -> None:
+        """Somebody wants it after all. Raises LogUnavailable."""
+        try:
+            await self._valkey.delete(LogName(tenant_id, request_id).cancel_key)
+        except (RedisError, OSError) as error:
+            raise LogUnavailable("the token log cannot be reached") from error
+
+    async def is_cancelled(self, tenant_id: UUID, request_id: UUID, attempt: int = 1) -> bool:
+        """Whether `cancel` was called for this attempt; False while Valkey is away."""
+        (marks,) = await self.marks([(tenant_id, request_id, attempt)])
+        return marks.is_cancelled
+
+    async def marks(self, requests: Sequence[tuple[UUID, UUID, int]]) -> list[Marks]:
+        """What others say about each (tenant, request, attempt): nothing, while Valkey is away."""
+        pipeline = self._valkey.pipeline(transaction=False)
+        for tenant_id, request_id, _ in requests:
+            name = LogName(tenant_id, request_id)
+            pipeline.mget(name.listener_key, name.cancel_key)
+        try:
+            found: Any = await pipeline.execute()
+        except (RedisError, OSError):
+            return [Marks(False, False)] * len(requests)
+        return [
+            Marks(listener is not None, cancelled is not None and int(cancelled) >= attempt)
+            for (listener, cancelled), (_, _, attempt) in zip(found, requests, strict=True)
+        ]
 
     async def _exists(self, key: bytes) -> bool:
         try:

@@ -64,7 +64,7 @@ class Reader:
                     await self._poll_forever(valkey)
             except (RedisError, OSError) as error:
                 if not self._away_since:
-                    logger.warning("followed token logs: Valkey is away: %s", error)
+                    logger.warning("followed token logs: Valkey is away: %r", error)
             finally:
                 self._away_since = self._away_since or time.monotonic()
             await asyncio.sleep(_BACKOFF_S)
@@ -78,7 +78,10 @@ class Reader:
                 for follow in list(self.follows):
                     if max(self._away_since, follow.started_at) < latest:
                         follow.lose("unavailable")
-                        self.follows.discard(follow)
+                self._closed_forget()
+
+    def _closed_forget(self) -> None:
+        self.follows = {follow for follow in self.follows if not follow.is_closed}
 
     # -- one connection -----------------------------------------------------------------------------------
 
@@ -88,10 +91,9 @@ class Reader:
             if not has_more:
                 await self._pause()
             self._changed.clear()
-            self.follows = {follow for follow in self.follows if not follow.is_closed}
+            self._closed_forget()
             await self._check(valkey, time.monotonic())
             has_more = await self._read(valkey)
-            self._away_since = 0.0
 
     async def _pause(self) -> None:
         """Until the next poll, or something changes."""
@@ -104,10 +106,11 @@ class Reader:
     async def _read(self, valkey: Exchanger) -> bool:
         """Whether there is more than was read."""
         has_more = False
-        for follow in list(self.follows):
-            await self._deliver(follow)  # what was left when it paused
+        for follow in [follow for follow in self.follows if follow.has_backlog]:
+            await self._deliver(follow)
         for groups in _commands([follow for follow in self.follows if follow.is_readable]):
             reply = await valkey.ask(reading(list(groups), _BLOCKS))
+            self._away_since = 0.0
             found = dict(reply or ())
             for (key, _), follows in groups.items():
                 blocks = found.get(key, ())

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from uuid import UUID
 
 from gateway.admission import slot
 from gateway.answer import Framing
@@ -87,7 +86,7 @@ class SocketRequest:
         dialect, body = ENDPOINTS[frame.endpoint], bytes(frame.body)
         return Call(dialect, self._grant, headers, body, frame.endpoint, request_id_new(), time.monotonic())
 
-    def _framing_for(self, _: UUID, __: bool) -> Framing:
+    def _framing_for(self, _: str, __: bool) -> Framing:
         return ChunkFraming(self._frame.id)
 
     async def _deliver(self, served: Served) -> None:

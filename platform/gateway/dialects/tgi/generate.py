@@ -52,6 +52,7 @@ def _ask(body: GenerateBody | CompatBody, *, stream: bool, listed: bool) -> Ask:
     parameters = ABSENT if body.parameters is None else body.parameters
     options = GenerateOptions(
         details=bool(parameters.details or parameters.decoder_input_details),
+        prefill=bool(parameters.decoder_input_details),
         listed=listed,
         sampled=is_sampled(parameters),
         characters=len(body.inputs),

@@ -9,10 +9,12 @@ from gateway.dialects.base import Event, Options, Renderer, TokenText, Whole, Wh
 from gateway.dialects.tgi.errors import error_body
 from gateway.dialects.tgi.tokens import (
     UNKNOWN,
+    InputToken,
     Token,
     input_tokens,
     mean_logprob,
     output_tokens,
+    token_make,
     top_tokens,
 )
 from gateway.errors import ApiError
@@ -20,6 +22,7 @@ from gateway.errors import ApiError
 
 class GenerateOptions(Options, frozen=True, kw_only=True):
     details: bool
+    prefill: bool  # the prompt's tokens are among them
     listed: bool  # a whole answer is the only entry of a list
     sampled: bool
     characters: int  # of the prompt
@@ -52,7 +55,7 @@ class GenerateRenderer(Renderer):
         if not row.count and self._held is not None:  # it was held back behind that token
             text = self._held.text + text
         is_special = not text and self._tokens.is_special(newest.token)
-        token = Token(newest.token, text, newest.logprob, is_special)
+        token = token_make(newest.token, text, newest.logprob, is_special=is_special)
         if is_special or self._generated == self._options.max_tokens:
             self._held = token
             return b""
@@ -61,7 +64,7 @@ class GenerateRenderer(Renderer):
 
     def closing(self, ends: Sequence[ChoiceEnd], usage: Usage) -> list[Event]:
         (end,) = ends
-        token = self._held or Token(self._newest.token, "", self._newest.logprob, True)
+        token = self._held or token_make(self._newest.token, "", self._newest.logprob, is_special=True)
         details = {
             "finish_reason": _finish_reason(end),
             "generated_tokens": end.output_tokens,
@@ -79,7 +82,7 @@ class GenerateRenderer(Renderer):
         best, *others = ranked if len(ranked) > 1 else whole.choices
         answer: dict[str, Any] = {"generated_text": self._options.before + best.text}
         if self._options.details:
-            prefill = input_tokens(whole.prompt_logprobs[0] if whole.prompt_logprobs else [], self._tokens)
+            prefill = self._prefill(whole)
             answer["details"] = {**self._details(best), "prefill": prefill}
             if others:
                 answer["details"]["best_of_sequences"] = [
@@ -108,6 +111,11 @@ class GenerateRenderer(Renderer):
         if self._options.top_n_tokens:
             event["top_tokens"] = top_tokens(self._newest, self._tokens)
         return sse.json_line(event)
+
+    def _prefill(self, whole: Whole) -> list[InputToken]:
+        if not self._options.prefill:
+            return []
+        return input_tokens(self._head.first_tokens[0], whole.prompt_logprobs[0], self._tokens)
 
     def _details(self, choice: WholeChoice) -> dict[str, Any]:
         stop = choice.end.stopped_by

@@ -1,1 +1,1 @@
-"""What clients receive, as structs. Renderers build these objects by hand where speed asks for it; tests compare."""
+"""What clients receive, as structs. Renderers build the same objects their own, faster way; tests compare."""

@@ -30,6 +30,7 @@ class AnswerMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     content: list[TextBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    stop_details: None
     usage: MessageUsage
 
 

@@ -105,7 +105,7 @@ class ChatChunkChoice(_Object, frozen=True, forbid_unknown_fields=True, kw_only=
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
-    stop_reason: str | int | None | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
 
 
 class ChatCompletionChunk(_Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -113,7 +113,7 @@ class ChatCompletionChunk(_Common, frozen=True, forbid_unknown_fields=True, kw_o
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: CompletionUsage | None | UnsetType = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
 
 
 class CompletionChoice(_Object, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -136,7 +136,7 @@ class CompletionChunkChoice(_Object, frozen=True, forbid_unknown_fields=True, kw
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
-    stop_reason: str | int | None | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
 
 
 class CompletionChunk(_Common, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -144,4 +144,4 @@ class CompletionChunk(_Common, frozen=True, forbid_unknown_fields=True, kw_only=
 
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
-    usage: CompletionUsage | None | UnsetType = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET

@@ -1,8 +1,10 @@
 """What the platform says about itself: models, usage, health."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+
+from billing.usage_lookup import UsageRow
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,7 +36,7 @@ class Readiness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sums over `records`, one for each prompt and attempt; as long as it is `in_progress` there may be none."""
+    """Sums over `records`: one for each prompt and attempt, none while it is `in_progress`."""
 
     object: Literal["usage"]
     request_id: str
@@ -42,4 +44,4 @@ class UsageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     prompt_tokens: int
     completion_tokens: int
     cost_micro_usd: int
-    records: list[dict[str, Any]]
+    records: list[UsageRow]

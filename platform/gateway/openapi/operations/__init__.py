@@ -12,7 +12,7 @@ __all__ = ["OPERATIONS", "TAGS", "Operation"]
 TAGS = {
     "OpenAI": "The API that OpenAI's clients speak. Base URL: `/v1`.",
     "Anthropic": "The Messages API, as Anthropic's clients speak it.",
-    "text-generation-inference": "The API of text-generation-inference, for its clients. It has no model names: requests are for the default model.",
+    "text-generation-inference": "As its clients speak it. Requests are for the default model.",
     "Streams and usage": "What a request used, and how to go on with a stream that was cut.",
     "Platform": "Health and this reference. None of these needs a key.",
 }

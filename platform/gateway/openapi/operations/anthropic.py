@@ -13,8 +13,8 @@ ANTHROPIC_OPERATIONS = (
         id="createMessage",
         tag="Anthropic",
         summary="Create a message",
-        description="Answers a conversation, whole or with `stream: true` in events as it is generated. The key "
-        "may come as `x-api-key`. Errors have Anthropic's envelope; `error.details` has the code and the parameter.",
+        description="Answers a conversation, whole or with `stream: true` in events as it is generated. "
+        "Errors have Anthropic's envelope; `error.details` has the code and the parameter.",
         parameters=GENERATION_HEADERS,
         request=MessagesBody,
         example={"model": MODEL, "max_tokens": 64, "messages": HELLO},

@@ -46,10 +46,10 @@ OPENAI_OPERATIONS = (
         id="createResponse",
         tag="OpenAI",
         summary="Create a response",
-        description="The stateless subset of the Responses API: text in, text out. Nothing is stored, so a `store` "
-        "is accepted and answered with `store: false`, and what refers to stored responses is refused. Prompts "
-        "are not repeated: `instructions` is always null. A stream that fails ends in an `error` event and "
-        "`response.failed`.",
+        description="The stateless subset of the Responses API: text in, text out. Nothing is stored: "
+        "`store` is answered with `store: false`, and what refers to stored responses is refused. The "
+        "prompt is not repeated: `instructions` is always null. A stream that fails ends in an `error` "
+        "event and `response.failed`.",
         parameters=GENERATION_HEADERS,
         request=ResponsesBody,
         example={"model": MODEL, "input": "Say hello.", "max_output_tokens": 64},

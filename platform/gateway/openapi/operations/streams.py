@@ -10,15 +10,15 @@ from gateway.openapi.operations.base import Operation
 STREAM_OPERATIONS = (
     Operation(
         method="get",
-        path="/v1/streams/{request_id}",
+        path="/v1/streams/{stream_id}",
         id="resumeStream",
         tag="Streams and usage",
         summary="Go on with a stream",
-        description="All events after the given one, and then what comes. Only of requests that opted in, with "
-        "`X-Stream-Resume: 1`, `resumable: true` or an `Idempotency-Key`. The events are those of the endpoint "
-        "that began the stream.",
-        parameters=(parameters.REQUEST_ID, parameters.AFTER, parameters.LAST_EVENT_ID),
-        answer=dict[str, Any],
+        description="All events after the given one, and then what comes. Only of requests that opted in, "
+        "with `X-Stream-Resume: 1`, `resumable: true` or an `Idempotency-Key`. The events are those of the "
+        "endpoint that began the stream.",
+        parameters=(parameters.STREAM_ID, parameters.AFTER, parameters.LAST_EVENT_ID),
+        answer=dict[str, Any] | list[Any],
         event=dict[str, Any],
         codes=(
             *errors.SCOPE,
@@ -31,12 +31,12 @@ STREAM_OPERATIONS = (
     ),
     Operation(
         method="delete",
-        path="/v1/streams/{request_id}",
+        path="/v1/streams/{stream_id}",
         id="cancelStream",
         tag="Streams and usage",
         summary="End a stream",
-        description="Nobody wants it any more: it is not kept for a resume, and what it used so far is recorded.",
-        parameters=(parameters.REQUEST_ID,),
+        description="Nobody wants it any more: it ends at once, and what it used so far is recorded.",
+        parameters=(parameters.STREAM_ID,),
         answer=platform.StreamCancelled,
         answer_example={"cancelled": True},
         success=202,

@@ -13,7 +13,7 @@ TGI_OPERATIONS = (
         id="generateCompat",
         tag="text-generation-inference",
         summary="Generate, whole or streamed",
-        description="`stream` decides. A whole answer is a list with one entry, as this API's clients expect.",
+        description="`stream` decides. A whole answer is a list with one entry.",
         parameters=GENERATION_HEADERS,
         request=CompatBody,
         example={"inputs": "Say hello:", "parameters": {"max_new_tokens": 64}},
@@ -57,7 +57,7 @@ TGI_OPERATIONS = (
         summary="The default model and its limits",
         answer=Info,
         family=errors.TGI,
-        codes=("model_not_found", *errors.READY),
+        codes=("missing_required_parameter", *errors.READY),
         is_public=True,
     ),
 )
