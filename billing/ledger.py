@@ -50,7 +50,7 @@ SELECT count(*) FROM usage
 """
 
 # Two statements: what the second one reads is what was committed once the lock was had.
-_REQUEST_LOCK = "SELECT %s::bigint"
+_REQUEST_LOCK = "SELECT pg_advisory_xact_lock(%s)"
 _BILLED = """
 SELECT coalesce(sum(billable_prompt_tokens + billable_cached_tokens), 0) > 0,
        coalesce(sum(billable_output_tokens), 0)

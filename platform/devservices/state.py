@@ -168,8 +168,10 @@ def space_check(settings: UpSettings) -> None:
 
 
 def secrets_load(state: Path) -> dict[str, str]:
-    """Made once; one that an older file lacks is added. Without the key pepper every issued API key is useless,
-    without the master key every answer that is kept."""
+    """Made once; one that an older file lacks is added.
+
+    Without the key pepper every issued API key is useless, without the master key every answer that is kept.
+    """
     path = state / "secrets.json"
     kept: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     made = {

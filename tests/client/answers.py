@@ -87,7 +87,7 @@ class Resumable:
         with self._lock:
             index = self.connections
             self.connections += 1
-        exchange.stream_head(REQUEST_ID)
+        exchange.stream_head(REQUEST_ID if exchange.method == "POST" else "of-the-get")
         wire = b"".join(self.keepalive + event for event in numbered(self.events, after=after))
         whole = index >= len(self.cuts)
         self._send(exchange, wire if whole else wire[: self.cuts[index]])

@@ -243,5 +243,11 @@ def test_what_never_reaches_a_server(run: Run, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
 
 
+def test_a_pipe_gets_the_text_as_it_is(run: Run) -> None:
+    assert (
+        run(Resumable(events=chat_events(["\x1b[1m", "\r\n"])), "chat", "-m", "tiny", "a")[1] == "\x1b[1m\r\n"
+    )
+
+
 def test_a_models_text_cannot_steer_the_terminal() -> None:
     assert shown("a\x1b[2J\tb\r\n\x9b1m\x07 你") == "a\\x1b[2J\tb\\x0d\n\\x9b1m\\x07 你"

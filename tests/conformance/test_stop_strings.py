@@ -89,9 +89,10 @@ async def test_nothing_of_it_is_seen(clients: Clients, case: tuple[str, list[str
     prompt, stops = case
     tokens = 3 * len(TOKENIZER.encode(prompt).ids)
     repeated, chatted = before_stop(prompt * 3, stops), before_stop(said(prompt), stops)
-    assert await asyncio.gather(
+    heard = await asyncio.gather(
         completion(clients, prompt, stops, tokens),
         generation(clients, prompt, stops, tokens),
         chat(clients, prompt, stops),
         message(clients, prompt, stops),
-    ) == [repeated, repeated, chatted, chatted]
+    )
+    assert list(heard) == [repeated, repeated, chatted, chatted]

@@ -30,7 +30,7 @@ def key(name: str) -> str:
     return f"idempotency-key: {name}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Customer:
     """`other_key` is of the same tenant."""
 
@@ -44,12 +44,13 @@ class Customer:
         return f"authorization: Bearer {self.key}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fleet:
     """Gateways of one platform, each with its own dispatcher and worker peers, as one customer sees them."""
 
     gateways: list[GatewayProcess]
     database: Database
+    redis_url: str
     customer: Customer
     others: list[Customer]  # not yet taken
     strict: list[Customer]  # the same, with zero retention
@@ -201,13 +202,29 @@ async def fleet_started(
         started = [await stack.enter_async_context(gateway) for gateway in starting]
         make = sync_to_async(_customers_make)
         made = await make(started[0], customers + strict)
-        fleet = Fleet(started, database, made[0], made[1:customers], made[customers:])
+        fleet = Fleet(started, database, valkey.url, made[0], made[1:customers], made[customers:])
         if strict:
             query = "UPDATE tenants_tenant SET zero_retention = true WHERE id = ANY(%s)"
             await fleet.sql(query, [customer.tenant_id for customer in fleet.strict])
         for index, gateway in enumerate(started):
             await key_known(fleet.of(made[-1]), index)
             gateway.idle_tasks = await gateway.metric("tasks")
+        yield fleet
+
+
+@asynccontextmanager
+async def gateway_added(
+    fleet: Fleet, *, database_url: str = "", redis_url: str = "", environment: dict[str, str] | None = None
+) -> AsyncIterator[Fleet]:
+    """A gateway of a test's own, the fleet's first: it may be killed, and reach its stores its own way."""
+    async with gateway_started(
+        limits=QUICK,
+        database_url=database_url or fleet.database.gateway_url,
+        redis_url=redis_url or fleet.redis_url,
+        environment=environment,
+    ) as added:
+        fleet = replace(fleet, gateways=[added, *fleet.gateways])
+        await key_known(fleet, 0)
         yield fleet
 
 

@@ -6,6 +6,7 @@
 import asyncio
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from devservices.valkey import ValkeyServer
+from gateway.dialects.registry import ENDPOINTS
 from tests.conftest import Database
 from tests.gateway.durable import fleet_started
 from tests.gateway.full_worker import answer_everything
@@ -60,7 +62,15 @@ async def test_the_gateway_does_what_its_document_says(
             status, said = await schemathesis_run(tmp_path, gateway.port, fleet.customer.key)
             assert status == 0, said[-20_000:]
             assert (await fleet.get("/readyz")).status == 200
+            answered = answered_routes((await fleet.get("/metrics")).body.decode())
+            assert answered >= {*ENDPOINTS, "/v1/usage/{id}", "/v1/streams/{id}"}, "it never got that far"
             await gateway.idle()
+
+
+def answered_routes(metrics: str) -> set[str]:
+    """Those that succeeded at least once."""
+    pattern = r'^sluice_gateway_responses_total\{code="",route="([^"]+)",status="200"\}'
+    return set(re.findall(pattern, metrics, re.MULTILINE))
 
 
 async def schemathesis_run(folder: Path, port: int, key: str) -> tuple[int, str]:

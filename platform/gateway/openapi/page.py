@@ -33,6 +33,7 @@ def page_render(document: dict[str, Any]) -> str:
     )
     environment.filters["inline_code"] = _inline_code
     environment.filters["pretty"] = _pretty
+    environment.filters["counted"] = lambda count: "1 field" if count == 1 else f"{count} fields"
     template = environment.get_template("page.html.jinja")
     return template.render(
         document=document,
@@ -53,6 +54,7 @@ def _groups(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _view(document: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> dict[str, Any]:
     components = document["components"]["schemas"]
+    parameters = operation.get("parameters", [])
     body: Body | None = None
     if "requestBody" in operation:
         body = body_view(operation["requestBody"]["content"]["application/json"]["schema"], components)
@@ -73,7 +75,10 @@ def _view(document: dict[str, Any], method: str, path: str, operation: dict[str,
         "summary": operation["summary"],
         "description": operation.get("description", ""),
         "is_public": operation.get("security") == [],
-        "parameters": operation.get("parameters", []),
+        "parameters": parameters,
+        "parameters_title": "Headers"
+        if all(shown["in"] == "header" for shown in parameters)
+        else "Parameters",
         "body": body,
         "answer": answer if answer is not None and answer.structs else None,
         "answer_example": answer_example,

@@ -23,17 +23,17 @@ class Schemas:
         schemas, components = msgspec.json.schema_components(distinct, ref_template=_TEMPLATE)
         self._schemas = list(zip(distinct, schemas, strict=True))
         self.components: dict[str, Any] = {
-            name: _component(schema) for name, schema in sorted(components.items())
+            name: _component(name, schema) for name, schema in sorted(components.items())
         }
 
     def of(self, kind: Any) -> dict[str, Any]:
         return next(schema for known, schema in self._schemas if known == kind)
 
 
-def _component(schema: dict[str, Any]) -> dict[str, Any]:
+def _component(struct: str, schema: dict[str, Any]) -> dict[str, Any]:
     schema.pop("title", None)
     schema["properties"] = {
-        name: _property(name, property_, schema.get("required", ()))
+        name: _property(struct, name, property_, schema.get("required", ()))
         for name, property_ in schema.get("properties", {}).items()
     }
     if not schema.get("required"):
@@ -41,7 +41,7 @@ def _component(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _property(name: str, schema: dict[str, Any], required: Iterable[str]) -> dict[str, Any]:
+def _property(struct: str, name: str, schema: dict[str, Any], required: Iterable[str]) -> dict[str, Any]:
     if "default" in schema and (schema["default"] is None or name in required):
         del schema["default"]
     if not schema.keys() - {"default"}:
@@ -49,5 +49,5 @@ def _property(name: str, schema: dict[str, Any], required: Iterable[str]) -> dic
     elif "enum" in schema and schema.keys() <= {"enum", "type"} and None in schema["enum"]:
         description = _NEUTRAL
     else:
-        description = FIELDS.get(name, "")
+        description = FIELDS.get(f"{struct}.{name}") or FIELDS.get(name, "")
     return {"description": description, **schema} if description else schema

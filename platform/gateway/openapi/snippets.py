@@ -78,7 +78,8 @@ print(message.content[0].text)
     "countMessageTokens": _ANTHROPIC
     + """
 count = client.messages.count_tokens(
-    model="tiny", messages=[{"role": "user", "content": "Say hello."}]
+    model="tiny",
+    messages=[{"role": "user", "content": "Say hello."}],
 )
 print(count.input_tokens)
 """,

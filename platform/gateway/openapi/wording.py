@@ -1,10 +1,11 @@
-"""What each field of a request means, by its name: it means the same in every API that has it."""
+"""What each field of a request means, by its name: it means the same wherever it is, with few exceptions."""
 
 FIELDS: dict[str, str] = {
     # what goes in
     "model": "The model's name, as `GET /v1/models` lists it.",
     "messages": "The conversation so far.",
     "role": "Who speaks. `developer` means the same as `system`.",
+    "Turn.role": "Who speaks. Turns of one role that follow each other are joined.",
     "content": "A text, or parts of one, which are joined.",
     "refusal": "A refusal that the assistant gave; counts as its content.",
     "prompt": "A text or a list of token ids, or a list of these: each is answered on its own.",
@@ -17,10 +18,11 @@ FIELDS: dict[str, str] = {
     "name": "For people; has no effect.",
     "description": "For people; has no effect.",
     # how much comes out
-    "max_tokens": "The most tokens that are generated; by default 1,024, or what the context has.",
+    "max_tokens": "The most tokens that are generated; if left out, 1,024 or what the context has.",
+    "MessagesBody.max_tokens": "The most tokens that are generated.",
     "max_completion_tokens": "The newer name of `max_tokens`; only one of them may be given.",
-    "max_output_tokens": "The most tokens that are generated; by default 1,024, or what the context has.",
-    "max_new_tokens": "The most tokens that are generated; by default 1,024, or what the context has.",
+    "max_output_tokens": "The most tokens that are generated; if left out, 1,024 or what the context has.",
+    "max_new_tokens": "The most tokens that are generated; if left out, 1,024 or what the context has.",
     "min_tokens": "Before this many tokens nothing ends the answer.",
     "n": "How many choices are generated for each prompt.",
     "best_of": "OpenAI: has to equal `n`. Else: so many are generated, and the likeliest is first.",
@@ -76,6 +78,7 @@ FIELDS: dict[str, str] = {
     "resumable": "The same as the header `X-Stream-Resume: 1`.",
     # how it is served
     "service_tier": "`flex`: batch class, served after interactive requests. All others: interactive.",
+    "MessagesBody.service_tier": "Accepted without effect: every request is interactive.",
     "priority": "Above 0: batch class.",
     "cache_salt": "Requests share cached prefixes only with those that have the same salt.",
     # what is repeated or has no effect
