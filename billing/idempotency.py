@@ -8,7 +8,7 @@ the old owner writes counts. Answers arrive sealed: nothing here can read them. 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
@@ -22,6 +22,7 @@ __all__ = ["Claim", "IdempotencyStore", "Reused", "Running", "StoreUnavailable",
 LIFE_S: Final = 24 * 3600
 LEASE_S: Final = 15
 RENEW_S: Final = 5.0
+SPARE_S: Final = 600  # after its lease a living owner may keep a request
 _RENEW_AGAIN_S: Final = 1.0  # after a failure
 MAX_KEY_CHARS: Final = 255
 MAX_ANSWER_BYTES: Final = 1 << 20  # of a sealed answer; a larger one is not kept
@@ -44,7 +45,8 @@ UPDATE billing_idempotencyrecord
 SET state = 'in_flight', attempt = attempt + 1, owner = %(owner)s, owner_epoch = owner_epoch + 1,
     lease_until = now() + make_interval(secs => %(lease_s)s)
 WHERE tenant_id = %(tenant_id)s AND key = %(key)s AND fingerprint = %(fingerprint)s AND expires_at > now()
-  AND (state = 'failed' OR (state = 'in_flight' AND lease_until < now() AND NOT %(is_held)s))
+  AND (state = 'failed' OR (state = 'in_flight' AND NOT %(is_held)s
+       AND lease_until < now() - make_interval(secs => %(spare_s)s)))
 RETURNING request_id, attempt, owner_epoch
 """
 _DELETE_EXPIRED = """
@@ -54,6 +56,7 @@ WHERE tenant_id = %(tenant_id)s AND key = %(key)s
 """
 _FIND = """
 SELECT request_id, attempt, owner, owner_epoch, state, status, prompt_tokens, cached_tokens, output_tokens,
+       lease_until < now() AS is_lapsed,
        fingerprint = %(fingerprint)s AS is_same,
        CASE WHEN fingerprint = %(fingerprint)s THEN answer END AS answer
 FROM billing_idempotencyrecord WHERE tenant_id = %(tenant_id)s AND key = %(key)s
@@ -90,11 +93,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """`owner`, a gateway's incarnation, runs it now."""
+    """`owner`, a gateway's incarnation, runs it now; `is_lapsed`: it has not renewed its lease in time."""
 
     request_id: UUID
     attempt: int
     owner: str
+    is_lapsed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +137,18 @@ class IdempotencyStore:
         self._keys: set[tuple[UUID, str]] = set()  # of those requests: tenant and key
 
     async def claim(
-        self, tenant_id: UUID, key: str, fingerprint: bytes, request_id: UUID
+        self,
+        tenant_id: UUID,
+        key: str,
+        fingerprint: bytes,
+        request_id: UUID,
+        *,
+        may_take_over: bool = True,
     ) -> Claim | Running | Stored | Reused:
         """`request_id` becomes the request's, if the key is new. A failed or an abandoned one is run again.
 
+        Without `may_take_over` one whose lease has lapsed is `Running`, for ten minutes: where its owner is
+        known to live it only could not reach the database.
         Asked again with the same `request_id` after StoreUnavailable, it gives the same claim.
         `key` has 1 to 255 characters, `fingerprint` 32 bytes. Raises StoreUnavailable, ValueError.
         """
@@ -152,6 +164,7 @@ class IdempotencyStore:
             "life_s": LIFE_S,
             # After an outage a lease may have run out, but what runs here is not started again here.
             "is_held": (tenant_id, key) in self._keys,
+            "spare_s": 0 if may_take_over else SPARE_S,
         }
         async with self._connections.transaction() as conn:
             await _tenant_set(conn, tenant_id)
@@ -238,7 +251,7 @@ class IdempotencyStore:
             )
         if found["request_id"] == request_id and found["owner"] == self._owner:
             return Claim(request_id, found["attempt"], found["owner_epoch"])
-        return Running(found["request_id"], found["attempt"], found["owner"])
+        return Running(found["request_id"], found["attempt"], found["owner"], found["is_lapsed"])
 
     async def _end(self, tenant_id: UUID, claim: Claim, statement: str, result: dict[str, Any]) -> bool:
         row = {"request_id": claim.request_id, "owner_epoch": claim.owner_epoch, "owner": self._owner}

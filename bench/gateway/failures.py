@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bench.gateway.client import ClientConnection, Counts, connections_open, time_mark
-from bench.gateway.fleet import Decoding, Fleet
+from bench.gateway.decoding import Decoding
+from bench.gateway.fleet import Fleet
 from bench.gateway.loop import BenchFailed, Loop
 from bench.gateway.process import ServerProcess, request_bytes
 from bench.gateway.scenarios import MAX_TOKENS, ROWS_PER_STEP

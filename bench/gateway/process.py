@@ -114,6 +114,11 @@ class ServerProcess:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(") ", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
+    def waited_s(self) -> float:
+        """How long its first thread could have run and had to wait for the core: others used it."""
+        fields = Path(f"/proc/{self._process.pid}/schedstat").read_text().split()
+        return int(fields[1]) / 1e9
+
     def resident_bytes(self) -> int:
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 

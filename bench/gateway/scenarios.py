@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.gateway.client import ClientConnection, Counts, connections_open, time_mark
-from bench.gateway.fleet import Decoding, Fleet, end_of, frame_of
+from bench.gateway.decoding import Decoding
+from bench.gateway.fleet import Fleet
+from bench.gateway.frames import end_of, frame_of
 from bench.gateway.loop import BenchFailed, Loop
 from bench.gateway.process import ServerProcess, request_bytes
 from bench.report import percentile
@@ -38,6 +40,7 @@ class Paced:
     cpu_us_per_event: float
     core_share: float
     load_core_share: float
+    waited_share: float  # of the time, for a core that others used
     transit_p50_ms: float
     transit_p99_ms: float
     first_token_p50_ms: float
@@ -66,20 +69,22 @@ def paced(target: Target, *, streams: int, rate: float, seconds: float) -> Paced
         request = request_bytes(server.key, stream=True, max_tokens=MAX_TOKENS, headers=pace)
     _requests_begin(loop, clients, request, ramp_s)
     loop.run_until(
-        lambda: len(counts.first_tokens_us) == streams, within_s=ramp_s + 20, what=f"{streams} first tokens"
+        lambda: len(counts.first_tokens_us) == streams, within_s=ramp_s + 60, what=f"{streams} first tokens"
     )
     loop.run_for(_SETTLE_S)
     began_at, cpu_s, own_s = time.monotonic(), server.cpu_s(), time.process_time()
+    waited_s = server.waited_s()
     events, reads, transits = counts.events, counts.reads, len(counts.transits_us)
     loop.run_for(seconds)
     elapsed_s = time.monotonic() - began_at
     cpu_s, own_s = server.cpu_s() - cpu_s, time.process_time() - own_s
+    waited_s = server.waited_s() - waited_s
     events, reads = counts.events - events, counts.reads - reads
     window_us = counts.transits_us[transits:]
     resident_bytes = server.resident_bytes() - resident_before
     if decoding is not None:
         decoding.end()
-    loop.run_until(lambda: counts.ended == streams, within_s=30, what="the ends of all streams")
+    loop.run_until(lambda: counts.ended == streams, within_s=120, what="the ends of all streams")
     if decoding is not None and counts.events != decoding.rows_sent:
         raise BenchFailed(f"{counts.events} of {decoding.rows_sent} events arrived")
     for client in clients:
@@ -91,6 +96,7 @@ def paced(target: Target, *, streams: int, rate: float, seconds: float) -> Paced
         cpu_us_per_event=cpu_s / events * 1e6,
         core_share=cpu_s / elapsed_s,
         load_core_share=own_s / elapsed_s,
+        waited_share=waited_s / elapsed_s,
         transit_p50_ms=percentile(window_us, 0.5) / 1000,
         transit_p99_ms=percentile(window_us, 0.99) / 1000,
         first_token_p50_ms=percentile(counts.first_tokens_us, 0.5) / 1000,

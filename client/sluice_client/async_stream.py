@@ -30,8 +30,11 @@ class AsyncStream(Generic[ChunkT]):
         self._progress = Progress(call.endpoint, call.policy, answer)
         self._response: httpx2.Response | None = None
         self._closed = False
+        self._entered = False  # then only leaving the block closes
+        self._iterated = False
 
     async def __aenter__(self) -> Self:
+        self._entered = True
         await self._open()
         return self
 
@@ -39,6 +42,9 @@ class AsyncStream(Generic[ChunkT]):
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[ChunkT | Restarted]:
+        if self._iterated and not (self._closed or self._progress.ended):
+            raise RuntimeError("a stream can be iterated once")
+        self._iterated = True
         try:
             await self._open()
             while not (self._progress.ended or self._closed):
@@ -55,7 +61,8 @@ class AsyncStream(Generic[ChunkT]):
                 if restarted is not None:
                     yield restarted
         finally:
-            await self.close()
+            if not self._entered:
+                await self.close()
 
     async def read(self) -> str:
         """Read on to the end; the text of the first choice."""
@@ -129,7 +136,7 @@ class AsyncStream(Generic[ChunkT]):
 
     async def _get(self) -> httpx2.Response:
         response: httpx2.Response | openai.AsyncStream[object] = await self._client.get(
-            stream_path(self.answer),
+            stream_path(self._progress.stream),
             cast_to=httpx2.Response,
             options=self._call.resume(self._progress.last_event_id),
             stream=True,
@@ -141,7 +148,7 @@ class AsyncStream(Generic[ChunkT]):
     async def _cancel(self) -> None:
         try:
             await self._client.delete(
-                stream_path(self.answer), cast_to=httpx2.Response, options=cancel_options()
+                stream_path(self._progress.stream), cast_to=httpx2.Response, options=cancel_options()
             )
         except openai.NotFoundError:
             _log.debug("%s had already ended", self.answer.request_id)

@@ -62,8 +62,8 @@ class StreamCall(Generic[ChunkT]):
         return httpx2.Timeout(self.policy.silence_s, connect=self.connect_s)
 
 
-def stream_path(answer: Answer) -> str:
-    return f"/streams/{quote(answer.request_id, safe='')}"
+def stream_path(stream: str) -> str:
+    return f"/streams/{quote(stream, safe='')}"
 
 
 def cancel_options() -> RequestOptions:

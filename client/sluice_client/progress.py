@@ -20,7 +20,7 @@ from sluice_client.sse import EventDecoder, EventTooLarge, ServerSentEvent
 
 # Refusals of the server that was asked; any other code of a 5xx is what ended the stream itself.
 _PASSING = frozenset({None, "overloaded", "gateway_stopping", "internal_error"})
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # it becomes part of a URL
+_STREAM_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # it becomes part of a URL
 
 
 class Broken(Exception):
@@ -28,7 +28,7 @@ class Broken(Exception):
 
 
 class Progress(Generic[ChunkT]):
-    """Events are numbered 1, 2, … by `id: <request_id>:<n>`: none is left out, none is given twice."""
+    """Events are numbered 1, 2, … by `id: <stream id>:<n>`: none is left out, none is given twice."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Progress(Generic[ChunkT]):
         self._chance = chance
         self._decoder = EventDecoder()
         self._request: httpx2.Request | None = None
+        self._stream_id = ""  # the request's, with the attempt where it is not the first
         self._number = 0  # of the last event received
         self._unnumbered = False  # an event without number: this server cannot continue the stream
         self._attempts = 0
@@ -57,7 +58,12 @@ class Progress(Generic[ChunkT]):
 
     @property
     def last_event_id(self) -> str:
-        return f"{self._answer.request_id}:{self._number}"
+        return f"{self.stream}:{self._number}"
+
+    @property
+    def stream(self) -> str:
+        """By which the server knows it; empty before the response begins."""
+        return self._stream_id or self._answer.request_id
 
     @property
     def from_start(self) -> bool:
@@ -67,7 +73,7 @@ class Progress(Generic[ChunkT]):
     @property
     def cancellable(self) -> bool:
         """Whether the server may go on generating after the connection is closed."""
-        return self._policy.attempts > 0 and not self.ended and bool(self._answer.request_id)
+        return self._policy.attempts > 0 and not self.ended and bool(self.stream)
 
     def connected(self, response: httpx2.Response) -> None:
         """A response with status 200, to the first request or to a later one."""
@@ -80,8 +86,9 @@ class Progress(Generic[ChunkT]):
             )
         if response.request.method == "POST":
             named = response.headers.get("x-request-id", "")
-            self._answer.request_id = named if _REQUEST_ID.fullmatch(named) else ""
-        self._answer.replayed |= response.headers.get("idempotent-replayed") == "true"
+            self._answer.request_id = named if _STREAM_ID.fullmatch(named) else ""
+            self._answer.replayed = response.headers.get("idempotent-replayed") == "true"
+            self._stream_id = ""
 
     def chunks(self, data: bytes) -> Iterator[ChunkT]:
         """What is new in these bytes; nothing after the end. Raises StreamError and Broken."""
@@ -157,20 +164,20 @@ class Progress(Generic[ChunkT]):
         self._expired = True
 
     def _is_new(self, event: ServerSentEvent) -> bool:
-        request_id, _, number = event.id.rpartition(":")
-        numbered = number.isascii() and number.isdigit() and _REQUEST_ID.fullmatch(request_id)
+        stream_id, _, number = event.id.rpartition(":")
+        numbered = number.isascii() and number.isdigit() and _STREAM_ID.fullmatch(stream_id)
         if not (event.has_id and numbered):
             self._unnumbered = True
             return True
-        if self._number and request_id != self._answer.request_id:
-            raise Broken(f"an event of {request_id} in the stream of {self._answer.request_id}")
+        if self._number and stream_id != self._stream_id:
+            raise Broken(f"an event of {stream_id} in the stream {self._stream_id}")
         if int(number) <= self._number:
             return False
         if int(number) > self._number + 1:
             if event.name == "error":  # a reader that was too slow: what it missed can still be asked for
                 self._cut_by = self._ended_by(self._object(event).get("error"))
             raise Broken(f"event {number} came after event {self._number}")
-        self._answer.request_id, self._number = request_id, int(number)
+        self._stream_id, self._number = stream_id, int(number)
         self._attempts, self._broken_at, self._cut_by = 0, None, None
         return True
 

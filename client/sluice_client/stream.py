@@ -22,7 +22,8 @@ BROKEN = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream, Broken)
 class Stream(Generic[ChunkT]):
     """Iterate over it once: the request is sent by the first step, or on entering `with`.
 
-    Leaving the loop or the `with` block early, by whatever exception, stops the generation at the server.
+    Leaving the `with` block early, or the loop where there is none, by whatever exception, stops the
+    generation at the server.
     Raises the official client's exceptions, StreamError when the server ends the stream by an error, and
     StreamLost when a broken connection cannot be mended.
     """
@@ -34,8 +35,11 @@ class Stream(Generic[ChunkT]):
         self._progress = Progress(call.endpoint, call.policy, answer)
         self._response: httpx2.Response | None = None
         self._closed = False
+        self._entered = False  # then only leaving the block closes
+        self._iterated = False
 
     def __enter__(self) -> Self:
+        self._entered = True
         self._open()
         return self
 
@@ -44,6 +48,9 @@ class Stream(Generic[ChunkT]):
 
     def __iter__(self) -> Iterator[ChunkT | Restarted]:
         # A generator that only the loop holds: leaving the loop ends it at once, and with it the answer.
+        if self._iterated and not (self._closed or self._progress.ended):
+            raise RuntimeError("a stream can be iterated once")
+        self._iterated = True
         try:
             self._open()
             while not (self._progress.ended or self._closed):
@@ -58,7 +65,8 @@ class Stream(Generic[ChunkT]):
                 if restarted is not None:
                     yield restarted
         finally:
-            self.close()
+            if not self._entered:
+                self.close()
 
     def read(self) -> str:
         """Read on to the end; the text of the first choice."""
@@ -129,7 +137,7 @@ class Stream(Generic[ChunkT]):
 
     def _get(self) -> httpx2.Response:
         response: httpx2.Response | openai.Stream[object] = self._client.get(
-            stream_path(self.answer),
+            stream_path(self._progress.stream),
             cast_to=httpx2.Response,
             options=self._call.resume(self._progress.last_event_id),
             stream=True,
@@ -140,7 +148,9 @@ class Stream(Generic[ChunkT]):
 
     def _cancel(self) -> None:
         try:
-            self._client.delete(stream_path(self.answer), cast_to=httpx2.Response, options=cancel_options())
+            self._client.delete(
+                stream_path(self._progress.stream), cast_to=httpx2.Response, options=cancel_options()
+            )
         except openai.NotFoundError:
             _log.debug("%s had already ended", self.answer.request_id)
         except openai.APIError as error:

@@ -99,7 +99,11 @@ class Stack:
         port = str(self.settings.port)
         arguments = ["-m", "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--port", port]
         arguments += ["--loop", "uvloop", "--http", "gateway.http_protocol:BoundedHttpProtocol"]
-        arguments += ["--ws", "websockets-sansio", "--no-server-header"]
+        arguments += [
+            "--ws",
+            "gateway.websocket.server_protocol:BoundedWebSocketProtocol",
+            "--no-server-header",
+        ]
         arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(DRAIN_S), "--backlog", "4096"]
         arguments += self.settings.front_door.uvicorn_arguments()
         environment = self._django() | {

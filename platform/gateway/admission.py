@@ -18,9 +18,19 @@ def key_authenticate(gateway: Gateway, headers: Mapping[bytes, bytes]) -> KeyGra
 
 @contextmanager
 def slot(gateway: Gateway, grant: KeyGrant) -> Iterator[None]:
-    """Raises ApiError when nothing new may start, or the key has as much open as it may."""
+    """For a generation. Raises ApiError when none may start, or the key has as much open as it may."""
+    with reading_slot(gateway, grant):
+        _work_judge(gateway)
+        yield
+
+
+@contextmanager
+def reading_slot(gateway: Gateway, grant: KeyGrant) -> Iterator[None]:
+    """For what is there already. Raises ApiError when the process or the key has as much open as it may."""
     _process_judge(gateway)
-    allowed = grant.max_open_requests or gateway.limits.max_open_requests_per_key
+    allowed = gateway.limits.max_open_requests_per_key
+    if grant.max_open_requests is not None:
+        allowed = grant.max_open_requests
     held = gateway.open_by_key[grant.key_id]
     if held >= allowed:
         raise ApiError(
@@ -31,10 +41,12 @@ def slot(gateway: Gateway, grant: KeyGrant) -> Iterator[None]:
                 name="open_requests", scope="key", subject=grant.public_id, held=held, limit=allowed
             ),
         )
+    gateway.open_slots += 1
     gateway.open_by_key[grant.key_id] += 1
     try:
         yield
     finally:
+        gateway.open_slots -= 1
         gateway.open_by_key[grant.key_id] -= 1
         if not gateway.open_by_key[grant.key_id]:
             del gateway.open_by_key[grant.key_id]
@@ -43,10 +55,8 @@ def slot(gateway: Gateway, grant: KeyGrant) -> Iterator[None]:
 def _process_judge(gateway: Gateway) -> None:
     if gateway.is_stopping:
         raise stopping()
-    if refusal := gateway.spool.refusal:
-        raise overloaded(refusal, 10_000)
-    held, allowed = gateway.open_requests, gateway.limits.max_open_requests
-    if held > allowed:
+    held, allowed = gateway.open_slots, gateway.limits.max_open_requests
+    if held >= allowed:
         raise overloaded(
             "this gateway serves as many requests as it can",
             limit=LimitDetail(
@@ -57,5 +67,11 @@ def _process_judge(gateway: Gateway) -> None:
                 limit=allowed,
             ),
         )
+
+
+def _work_judge(gateway: Gateway) -> None:
+    if refusal := gateway.spool.refusal:
+        limit = LimitDetail(name="spool", scope="gateway", subject=gateway.settings.gateway_id)
+        raise overloaded(refusal, 10_000, limit=limit)
     if not gateway.upstream.dispatcher.is_ready:
-        raise overloaded("the dispatcher cannot be reached")
+        raise gateway.upstream.dispatcher_away()

@@ -121,6 +121,7 @@ class Answer:
                 [[token for row in rows for token in row.tokens] for rows in self._prompt_logprobs],
             )
         else:
+            self.write_now = None  # the last events leave in one write, with the end of the response
             self._emit_all(self.renderer.closing(finished.ends, finished.usage))
         self._end()
 

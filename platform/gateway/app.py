@@ -20,6 +20,7 @@ from gateway.dialects.openai.chat import CHAT
 from gateway.dialects.registry import ENDPOINTS
 from gateway.dialects.tgi.generate import GENERATE
 from gateway.errors import ApiError
+from gateway.garbage import collector_tune
 from gateway.http import JSON_HEADERS, ClientLeft, Exchange, Receive, Scope, Send
 from gateway.runtime import Gateway
 from gateway.settings import Settings, settings_from_environment
@@ -112,6 +113,7 @@ class Application:
             logger.exception("the gateway cannot start")
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
+        collector_tune()
         _signals_chain(gateway.stop_begin)
         await send({"type": "lifespan.startup.complete"})
         await receive()

@@ -13,7 +13,7 @@ from gateway.answer import Answer, Framing
 from gateway.answer_parts import Finished, PromptRow, Row
 from gateway.dialects.base import Renderer
 from gateway.dialects.registry import DIALECTS
-from gateway.errors import ApiError, overloaded
+from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.http import HeaderList
 from gateway.recorder import answer_open
 from gateway.runtime import Gateway
@@ -50,7 +50,7 @@ async def attach(
     try:
         opened = await gateway.token_log.find(grant.tenant_id, request_id, grant.data_key)
     except LogUnavailable as error:
-        raise overloaded("the logs of running answers cannot be reached now") from error
+        raise logs_away(gateway) from error
     if opened is None or (isinstance(stream_id, StreamId) and stream_id.attempt != opened.attempt):
         return None
     name = str(StreamId(request_id, opened.attempt))
@@ -76,6 +76,11 @@ async def attach(
             timer.cancel()
 
     return Served(answer, request_id, grant, leave, is_computed_here=False, headers=list(REPLAYED))
+
+
+def logs_away(gateway: Gateway) -> ApiError:
+    limit = LimitDetail(name="token_logs", scope="gateway", subject=gateway.settings.gateway_id)
+    return overloaded("the logs of running answers cannot be reached now", limit=limit)
 
 
 def in_progress() -> ApiError:
@@ -135,7 +140,9 @@ async def _answer_make(gateway: Gateway, opened: Opened, framing: Framing | None
         tokenizer = await gateway.tokenizers.get(head.digest)
     except (WeightsMismatch, OSError) as error:
         logger.error("request %s cannot be read here: %s", head.request_id, error)
-        raise overloaded("the tokenizer of this answer is not available on this gateway", 10_000) from error
+        limit = LimitDetail(name="tokenizer", scope="model", subject=head.model)
+        message = "the tokenizer of this answer is not available on this gateway"
+        raise overloaded(message, 10_000, limit=limit) from error
     return Answer(
         renderer_of(opened, tokenizer),
         framing,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.errors import ApiError, overloaded
+from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.http import ClientLeft, Exchange
 from gateway.limits import Limits
 
@@ -10,9 +10,24 @@ from gateway.limits import Limits
 class BodyReader:
     """`buffered_bytes` counts what all requests hold now; callers give it back with `release`."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, gateway_id: str) -> None:
         self._limits = limits
+        self._gateway_id = gateway_id
         self.buffered_bytes = 0
+
+    def hold(self, size: int) -> None:
+        """Of a body that is here already; the caller must `release` it. Raises ApiError."""
+        allowed = self._limits.max_buffered_body_bytes
+        if self.buffered_bytes + size > allowed:
+            limit = LimitDetail(
+                name="request_body_bytes",
+                scope="gateway",
+                subject=self._gateway_id,
+                held=self.buffered_bytes,
+                limit=allowed,
+            )
+            raise overloaded("too many request bodies are being read", limit=limit)
+        self.buffered_bytes += size
 
     def release(self, size: int) -> None:
         self.buffered_bytes -= size
@@ -57,9 +72,7 @@ class BodyReader:
             size += len(chunk)
             if size > self._limits.max_body_bytes:
                 raise self._too_large()
-            if self.buffered_bytes + len(chunk) > self._limits.max_buffered_body_bytes:
-                raise overloaded("too many request bodies are being read")
-            self.buffered_bytes += len(chunk)
+            self.hold(len(chunk))
             chunks.append(chunk)
             if not more:
                 return b"".join(chunks)

@@ -6,7 +6,7 @@ from functools import partial
 from uuid import UUID
 
 from billing.idempotency import Claim, Reused, Running, Stored, StoreUnavailable
-from gateway.errors import overloaded
+from gateway.errors import LimitDetail, overloaded
 from gateway.runtime import Gateway
 
 _RETRY_S = 2.0
@@ -18,21 +18,42 @@ Found = Claim | Running | Stored | Reused
 
 
 async def claim(gateway: Gateway, tenant_id: UUID, key: str, fingerprint: bytes, request_id: UUID) -> Found:
-    """Raises ApiError when the records cannot be reached; then nothing may run."""
-    claiming = gateway.spawn(gateway.idempotency.claim(tenant_id, key, fingerprint, request_id))
+    """From an owner whose lease has lapsed only where its heart is not heard either.
+
+    Raises ApiError when the records cannot be reached; then nothing may run.
+    """
+    found = await _claim(gateway, tenant_id, key, fingerprint, request_id, may_take_over=False)
+    if isinstance(found, Running) and found.is_lapsed and not await gateway.token_log.is_alive(found.owner):
+        found = await _claim(gateway, tenant_id, key, fingerprint, request_id, may_take_over=True)
+    return found
+
+
+async def _claim(
+    gateway: Gateway,
+    tenant_id: UUID,
+    key: str,
+    fingerprint: bytes,
+    request_id: UUID,
+    *,
+    may_take_over: bool,
+) -> Found:
+    claiming = gateway.spawn(
+        gateway.idempotency.claim(tenant_id, key, fingerprint, request_id, may_take_over=may_take_over)
+    )
     try:
         return await asyncio.shield(claiming)
     except StoreUnavailable as error:
         message = "requests with an idempotency key cannot be served now: their records cannot be reached"
-        raise overloaded(message, 5_000) from error
+        limit = LimitDetail(name="idempotency_records", scope="gateway", subject=gateway.settings.gateway_id)
+        raise overloaded(message, 5_000, limit=limit) from error
     except asyncio.CancelledError:
         claiming.add_done_callback(partial(_unwanted, gateway, tenant_id))
         raise
 
 
 async def let_go(gateway: Gateway, tenant_id: UUID, claim: Claim) -> None:
-    """Nothing ran: the next request with the key runs. Goes on when the caller is cancelled."""
-    await asyncio.shield(gateway.spawn(_fail(gateway, tenant_id, claim)))
+    """Nothing ran: the next request with the key runs. What takes longer goes on in the background."""
+    await asyncio.wait({gateway.spawn(_fail(gateway, tenant_id, claim))}, timeout=_RETRY_S)
 
 
 def _unwanted(gateway: Gateway, tenant_id: UUID, claiming: "asyncio.Task[Found]") -> None:

@@ -15,6 +15,7 @@ async def count_tokens(gateway: Gateway, exchange: Exchange) -> None:
     with slot(gateway, grant):
         body = await gateway.bodies.read(exchange)
         try:
+            gateway.key_require(grant)
             generation = count_tokens_parse(body)
             route = gateway.route(grant, generation.model)
             tokenizer = await tokenizer_get(gateway, route)

@@ -1,8 +1,10 @@
 """Every error a client can see: one table of stable codes, and the OpenAI envelope around them."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -54,11 +56,14 @@ MAX_RETRY_AFTER_MS = 60_000  # openai-js sleeps whatever it is told: never tell 
 
 
 class LimitDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which limit, whose, how much of it is taken, and when it clears: the same in header and body."""
+    """Which limit, whose, how much of it is taken, and when it clears: the same in header and body.
 
-    name: str  # open_requests, queue, …
-    scope: str  # gateway | model | tenant | key
-    subject: str  # the name of that gateway, model or tenant, or the public part of that key
+    Of something that cannot be had at all now, which it is, and whose: there is no number to give.
+    """
+
+    name: str  # open_requests, queue, dispatcher, …
+    scope: str  # gateway | model | tenant | key | request
+    subject: str  # its name; of a key the public part, of a request the id
     used: int | None = None
     held: int | None = None  # by requests that still run
     limit: int | None = None
@@ -89,7 +94,7 @@ class ApiError(Exception):
         self.usage = usage  # of the request that is spoken of, where its answer cannot be had
         self.headers = list(headers)
         if limit is not None:
-            self.headers.append((LIMIT_HEADER, msgspec.json.encode(limit)))
+            self.headers.append((LIMIT_HEADER, _ascii_json(limit)))
         if retry_after_ms is not None:
             wait_ms = min(max(retry_after_ms, 1), MAX_RETRY_AFTER_MS)
             self.headers += [
@@ -111,6 +116,11 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
 
+def _ascii_json(limit: LimitDetail) -> bytes:
+    """A tenant's name may have any character, a header may not."""
+    return json.dumps(msgspec.to_builtins(limit), separators=(",", ":")).encode()
+
+
 def stopping() -> ApiError:
     message = "this gateway is stopping; the request may be sent again"
     return ApiError("gateway_stopping", message, retry_after_ms=1_000)
@@ -118,3 +128,11 @@ def stopping() -> ApiError:
 
 def overloaded(message: str, retry_after_ms: int = 1_000, *, limit: LimitDetail | None = None) -> ApiError:
     return ApiError("overloaded", message, retry_after_ms=retry_after_ms, limit=limit)
+
+
+def deadline_exceeded(message: str, *, request_id: UUID, limit_ms: int, used_ms: int) -> ApiError:
+    """It will not clear: whoever sends the request again must give it more time."""
+    limit = LimitDetail(
+        name="deadline_ms", scope="request", subject=str(request_id), used=used_ms, limit=limit_ms
+    )
+    return ApiError("deadline_exceeded", message, limit=limit)

@@ -1,5 +1,6 @@
 """One HTTP exchange over ASGI: its headers, its id, and plain (not streamed) responses."""
 
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -19,6 +20,7 @@ HeaderList = list[tuple[bytes, bytes]]
 # ASGI scope extensions of our own server protocol.
 ABORT_EXTENSION = "sluice.abort"  # {"abort": drops the connection}
 WRITE_EXTENSION = "sluice.write"  # {"write": see Exchange.write_now}
+_REQUEST_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 JSON_HEADERS: HeaderList = [(b"content-type", b"application/json")]
 
 
@@ -31,11 +33,10 @@ def request_id_new() -> UUID:
 
 
 def request_id_parse(text: str) -> UUID:
-    """Raises ApiError."""
-    try:
-        return UUID(text)
-    except ValueError:
-        raise ApiError("request_not_found", f"{text[:64]!r} is no request id") from None
+    """Raises ApiError. `UUID` alone also takes braces, URNs, underscores and other scripts' digits."""
+    if not _REQUEST_ID.fullmatch(text):
+        raise ApiError("request_not_found", f"{text[:64]!r} is no request id")
+    return UUID(text)
 
 
 class Exchange:

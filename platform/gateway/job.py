@@ -4,13 +4,15 @@ It ends twice: for its client by a failure or the end of the text, and for the l
 settled. `Gateway.conclude` then records the usage and says the last word to the sink.
 """
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from gateway.answer_parts import Head, Sink
-from gateway.errors import ApiError
+from gateway.errors import ApiError, deadline_exceeded
 from gateway.generation import Generation
+from gateway.revocation import revoked
 from gateway.stream import Stream
 from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant
@@ -102,6 +104,16 @@ class Job:
         if self.failure is None:
             self.failure = error
         self.cancel(_CANCEL_REASONS.get(self.failure.code, "error"))
+
+    def fail_late(self, message: str) -> None:
+        """Its deadline passed. Idempotent."""
+        limit_ms = round((self.deadline_at - self.accepted_at) * 1000)
+        used_ms = round((time.monotonic() - self.accepted_at) * 1000)
+        self.fail(deadline_exceeded(message, request_id=self.request_id, limit_ms=limit_ms, used_ms=used_ms))
+
+    def revoke(self) -> None:
+        """Its key is not valid any more. Idempotent."""
+        self.fail(revoked())
 
     def cancel(self, reason: str) -> None:
         for stream in self.streams:

@@ -12,8 +12,10 @@ class Limits:
     default_max_tokens: int = 1024
     max_deadline_s: float = 600.0
     max_open_requests_per_key: int = 1024  # where the key says nothing
+    max_sockets: int = 4096
     max_sockets_per_key: int = 64
     max_socket_requests: int = 64  # at once on one socket
+    max_socket_message_bytes: int = 4 * 1024 * 1024 + 64 * 1024  # a body, and the frame around it
     socket_ping_s: float = 20.0  # silence before a ping
     socket_close_s: float = 0.2  # between a revoked key's last error frames and the close
     resume_grace_s: float = 30.0  # a generation goes on without its client this long, if that was asked for

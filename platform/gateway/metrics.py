@@ -81,6 +81,7 @@ class Metrics:
         )
         self.registry.register(self.inter_token)
         self.open_requests = self._gauge("open_requests", "HTTP requests in progress")
+        self.open_sockets = self._gauge("open_sockets", "WebSockets of clients")
         self.open_streams = self._gauge("open_streams", "Submitted requests in the stream table")
         self.buffered_body_bytes = self._gauge("buffered_body_bytes", "Request bodies held in memory")
         self.tasks = self._gauge("tasks", "asyncio tasks of the process, the scrape's own included")

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from uuid import UUID
 
-import msgspec
-
 from billing.idempotency import Claim, IdempotencyStore
 from gateway.answer_parts import Finished, PromptRow, Row, Sink, Usage
 from gateway.errors import ApiError
-from gateway.token_log.entries import Entry, Failed, Opened
+from gateway.packed_entries import PackedEntries
+from gateway.token_log.entries import Entry, Failed, Opened, entries_of
 from gateway.token_log.writer import LogWriter
 from tenants.contracts import KeyGrant
 from tenants.data_keys import open_, seal
@@ -23,7 +22,6 @@ _CONTEXT = b"stored answer "
 _MAX_STORED_BYTES = 64 << 20  # of a stored answer, unpacked
 
 StoredAnswer = tuple[Opened, list[Entry]]
-_stored = msgspec.msgpack.Decoder(tuple[Opened, list[Entry]])
 
 
 class Recorder:
@@ -40,14 +38,16 @@ class Recorder:
         sink: Sink,
         max_stored_bytes: int,
     ) -> None:
-        self._opened = opened
+        self._request_id = opened.head.request_id
         self._grant = grant
         self._writer = writer
         self._store = store
         self._claim = claim
         self._sink = sink
-        self._left_bytes = max_stored_bytes if claim is not None and writer is not None else 0
-        self._entries: list[Entry] = []
+        self._keeps = claim is not None and writer is not None
+        self._packed = PackedEntries(max_stored_bytes)
+        if self._keeps:
+            self._packed.add(opened)
 
     @property
     def is_followed(self) -> bool:
@@ -60,10 +60,10 @@ class Recorder:
             self._writer.give_up("abandoned")
 
     def row(self, row: Row) -> None:
-        self._pass(row, len(row.text) + 64 * len(row.logprobs), partial(self._sink.row, row))
+        self._pass(row, partial(self._sink.row, row))
 
     def prompt_row(self, row: PromptRow) -> None:
-        self._pass(row, 64 * len(row.tokens), partial(self._sink.prompt_row, row))
+        self._pass(row, partial(self._sink.prompt_row, row))
 
     def finished(self, finished: Finished) -> None:
         self._sink.finished(finished)
@@ -98,29 +98,34 @@ class Recorder:
             output_tokens=usage.output_tokens,
         )
 
-    def _pass(self, entry: Entry, size: int, release: Callable[[], None]) -> None:
-        if self._left_bytes > 0:
-            self._left_bytes -= size + 8
-            self._entries.append(entry)
-            if self._left_bytes <= 0:
-                self._entries.clear()
+    def _pass(self, entry: Entry, release: Callable[[], None]) -> None:
+        if self._keeps:
+            self._packed.add(entry)
         if self._writer is None:
             release()
         else:
             self._writer.append(entry, release)
 
     def _sealed(self, last: Entry) -> bytes | None:
-        if self._left_bytes <= 0:
+        if not self._keeps:
             return None
-        packed = zlib.compress(msgspec.msgpack.encode((self._opened, [*self._entries, last])), 1)
-        return seal(self._grant.data_key, packed, _context(self._opened.head.request_id))
+        packed = self._packed.ending_with(last)
+        if packed is None:
+            return None
+        return seal(self._grant.data_key, zlib.compress(packed, 1), _context(self._request_id))
 
 
 def answer_open(grant: KeyGrant, request_id: UUID, sealed: bytes) -> StoredAnswer:
     """Raises ValueError when it is not what was stored for this request."""
     packed = open_(grant.data_key, sealed, _context(str(request_id)))
-    unpacked = zlib.decompressobj().decompress(packed, _MAX_STORED_BYTES)
-    return _stored.decode(unpacked)
+    try:
+        unpacked = zlib.decompressobj().decompress(packed, _MAX_STORED_BYTES)
+    except zlib.error as error:
+        raise ValueError("it cannot be unpacked") from error
+    opened, *entries = entries_of(unpacked)
+    if not isinstance(opened, Opened):
+        raise ValueError("it does not begin as an answer does")
+    return opened, entries
 
 
 def _entry(outcome: Finished | ApiError) -> Entry:

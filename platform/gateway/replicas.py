@@ -225,7 +225,7 @@ class Replicas:
                 if stream.submit.n == 1:
                     stream.choice_end(0, end.reason, end.output_tokens, end.stopped_by)
             case "deadline":
-                fail(ApiError("deadline_exceeded", "the deadline passed while the model was running"))
+                stream.owner.fail_late("the deadline passed while the model was running")
             case "cancelled":
                 fail(ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000))
             case _:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -13,10 +14,11 @@ from billing.idempotency import IdempotencyStore
 from gateway.answer import Answer
 from gateway.body import BodyReader
 from gateway.conclusion import Conclusions
-from gateway.errors import ApiError, overloaded, stopping
+from gateway.errors import ApiError, LimitDetail, overloaded, stopping
 from gateway.job import Job
 from gateway.metrics import Metrics
 from gateway.outliving import Outliving
+from gateway.revocation import Held, Revocation, is_live, revoked
 from gateway.served import Served
 from gateway.settings import Settings
 from gateway.snapshot import Snapshot, SnapshotFeed
@@ -37,12 +39,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Socket(Protocol):
+class Socket(Held, Protocol):
     """A WebSocket with requests of its own."""
-
-    grant: KeyGrant
-
-    def revoke(self) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -61,9 +59,10 @@ class Gateway:
         self.idempotency = IdempotencyStore(settings.database_url, self.upstream.incarnation)
         self.lookups = Connections(settings.database_url, size=_LOOKUPS, limit_s=_LOOKUP_LIMIT_S)
         self.token_log = TokenLog(settings.redis_url, self.upstream.incarnation)
-        self.bodies = BodyReader(settings.limits)
-        self.open_requests = 0
-        self.open_by_key: Counter[UUID] = Counter()
+        self.bodies = BodyReader(settings.limits, settings.gateway_id)
+        self.open_requests = 0  # over HTTP, whatever they ask for
+        self.open_slots = 0  # see `gateway.admission`, also of requests on sockets
+        self.open_by_key: Counter[UUID] = Counter()  # the same
         self.is_stopping = False
         self.jobs: set[Job] = set()
         self.served: set[Served] = set()
@@ -71,6 +70,7 @@ class Gateway:
         self.outliving = Outliving(self.token_log, self.jobs)
         self._answers: set[Answer] = set()
         self._conclusions = Conclusions(self.upstream, spool, metrics, self.jobs)
+        self._revocation = Revocation(self.served, self.jobs, self.sockets)
         self._watchdog = Watchdog(self.upstream, self.jobs, self._answers, settings.limits, metrics)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop_task: asyncio.Task[None] | None = None
@@ -85,6 +85,7 @@ class Gateway:
             "upstream": gateway.upstream.run,
             "spool": gateway.spool.run,
             "watchdog": gateway._watchdog.run,
+            "revocation": gateway._revocation.run,
             "idempotency": gateway.idempotency.run,
             "token log": gateway.token_log.run,
             "outliving": gateway.outliving.run,
@@ -105,8 +106,15 @@ class Gateway:
     def snapshot(self) -> Snapshot:
         """Raises ApiError before the first one."""
         if self.snapshots.current is None:
-            raise overloaded("the gateway is starting: it has not read keys and models yet")
+            limit = LimitDetail(name="snapshot", scope="gateway", subject=self.settings.gateway_id)
+            message = "the gateway is starting: it has not read keys and models yet"
+            raise overloaded(message, limit=limit)
         return self.snapshots.current
+
+    def key_require(self, grant: KeyGrant) -> None:
+        """Of a request that waited since its key was read. Raises ApiError."""
+        if not is_live(grant, self.snapshot().grants, datetime.now(UTC)):
+            raise revoked()
 
     def route(self, grant: KeyGrant, slug: str) -> ModelRoute:
         """Raises ApiError."""
@@ -151,6 +159,7 @@ class Gateway:
         """Raises ApiError when nothing was submitted; what begins to run is always concluded."""
         if self.is_stopping:
             raise stopping()
+        self.key_require(job.grant)
         first, *others = job.streams
         self.upstream.submit(first)
         self.jobs.add(job)
@@ -169,6 +178,8 @@ class Gateway:
     def deliver_begin(self, served: Served) -> None:
         self.served.add(served)
         self._answers.add(served.answer)
+        if not is_live(served.grant, self.snapshot().grants, datetime.now(UTC)):
+            served.revoke()
 
     def deliver_end(self, served: Served) -> None:
         self.served.discard(served)
@@ -184,16 +195,7 @@ class Gateway:
 
     def _snapshot_changed(self, snapshot: Snapshot) -> None:
         self.tokenizers.preload({route.digest for route in snapshot.routes.values()})
-        revoked = ApiError("invalid_api_key", "this API key is no longer valid")
-        for served in list(self.served):
-            if served.grant.public_id not in snapshot.grants:
-                served.answer.failed(revoked)
-        for job in list(self.jobs):
-            if job.grant.public_id not in snapshot.grants:
-                job.fail(revoked)
-        for socket in list(self.sockets):
-            if socket.grant.public_id not in snapshot.grants:
-                socket.revoke()
+        self._revocation.changed(snapshot.grants)
 
     # -- the end of the process ---------------------------------------------------------------------------
 
@@ -238,6 +240,7 @@ class Gateway:
         """Refresh the gauges before a scrape."""
         metrics, upstream = self.metrics, self.upstream
         metrics.open_requests.set(self.open_requests)
+        metrics.open_sockets.set(len(self.sockets))
         metrics.open_streams.set(len(upstream.streams))
         metrics.buffered_body_bytes.set(self.bodies.buffered_bytes)
         metrics.tasks.set(len(asyncio.all_tasks()))

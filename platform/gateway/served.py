@@ -7,6 +7,7 @@ from uuid import UUID
 from gateway import sse
 from gateway.answer import Answer, Framing
 from gateway.http import HeaderList
+from gateway.revocation import revoked
 from tenants.contracts import KeyGrant
 
 FramingFor = Callable[[str, bool], Framing]  # of a stream, by its id; whether its events carry their numbers
@@ -25,6 +26,10 @@ class Served:
     leave: Callable[[], None]
     is_computed_here: bool = True
     headers: HeaderList = field(default_factory=list)
+
+    def revoke(self) -> None:
+        """The key of its client is not valid any more. Idempotent."""
+        self.answer.failed(revoked())
 
 
 def sse_framing(stream_id: str, is_numbered: bool) -> Framing:

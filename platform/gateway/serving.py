@@ -52,6 +52,7 @@ async def serve(
                 message = "this idempotency key was used with another request; use a new one"
                 raise ApiError("idempotency_key_reused", message, param="idempotency-key")
             case Stored():
+                gateway.key_require(call.grant)
                 return await replay(gateway, call.grant, found, framing_for, is_numbered=is_resumable)
             case Running():
                 served = await _attached(gateway, prepared, framing_for, found, is_resumable)
@@ -89,8 +90,7 @@ def _judge_again(gateway: Gateway, prepared: Prepared) -> None:
     """Of a request that waits for another one. Raises ApiError."""
     if gateway.is_stopping:
         raise stopping()
-    if prepared.call.grant.public_id not in gateway.snapshot().grants:
-        raise ApiError("invalid_api_key", "this API key is no longer valid")
+    gateway.key_require(prepared.call.grant)
     if time.monotonic() >= prepared.deadline_at:
         raise in_progress()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from config import environment
 from gateway.limits import Limits
+from gateway.websocket.origin import origin_normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Settings:
 
 
 def settings_from_environment() -> Settings:
-    """Raises MissingSetting."""
+    """Raises MissingSetting, ValueError."""
     return Settings(
         gateway_id=environment.gateway_id(),
         dispatch_address=environment.dispatch_address(),
@@ -38,5 +39,5 @@ def settings_from_environment() -> Settings:
         spool=environment.spool_dir(),
         default_model=environment.default_model(),
         default_model_aliases=environment.default_model_aliases(),
-        allowed_origins=environment.allowed_origins(),
+        allowed_origins=frozenset(map(origin_normal, environment.allowed_origins())),
     )

@@ -2,14 +2,14 @@
 
 from uuid import UUID
 
-from gateway.admission import key_authenticate, slot
-from gateway.attachment import attach
+from gateway.admission import key_authenticate, reading_slot
+from gateway.attachment import attach, logs_away
 from gateway.auth import SCOPE_COMPLETIONS, scope_require
 from gateway.delivery import Delivery
-from gateway.errors import ApiError, overloaded
+from gateway.errors import ApiError
 from gateway.http import Exchange
 from gateway.runtime import Gateway
-from gateway.served import sse_framing
+from gateway.served import FramingFor, Served, sse_framing
 from gateway.stream_id import StreamId
 from gateway.token_log.log import LogUnavailable
 from gateway.watching import Watch
@@ -27,18 +27,26 @@ async def stream_resume(gateway: Gateway, exchange: Exchange) -> None:
     grant = key_authenticate(gateway, exchange.headers)
     scope_require(grant, SCOPE_COMPLETIONS)
     stream_id, after = _place(exchange)
-    # Nothing was seen yet, and the attempt is not named: whichever there is.
-    wanted = stream_id if after or stream_id.attempt > 1 else stream_id.request_id
-    with slot(gateway, grant):
-        served = await attach(gateway, grant, wanted, sse_framing, is_numbered=True, after=after)
-        if served is None:
-            raise _expired()
+    with reading_slot(gateway, grant):
+        served = await resume(gateway, grant, stream_id, after, sse_framing)
         exchange.request_id = stream_id.request_id
         with Watch(exchange).delivering(gateway, served):
             try:
                 await Delivery(exchange, served.answer, gateway.limits, served.headers).run()
             except ApiError as error:
-                raise (_expired() if error.code == "gateway_lost" else error) from error
+                raise (expired() if error.code == "gateway_lost" else error) from error
+
+
+async def resume(
+    gateway: Gateway, grant: KeyGrant, stream_id: StreamId, after: int, framing_for: FramingFor
+) -> Served:
+    """Raises ApiError when there is nothing to go on with."""
+    # Nothing was seen yet, and the attempt is not named: whichever there is.
+    wanted = stream_id if after or stream_id.attempt > 1 else stream_id.request_id
+    served = await attach(gateway, grant, wanted, framing_for, is_numbered=True, after=after)
+    if served is None:
+        raise expired()
+    return served
 
 
 async def stream_cancel(gateway: Gateway, exchange: Exchange) -> None:
@@ -46,22 +54,28 @@ async def stream_cancel(gateway: Gateway, exchange: Exchange) -> None:
     grant = key_authenticate(gateway, exchange.headers)
     scope_require(grant, SCOPE_COMPLETIONS)
     request_id = StreamId.parse(exchange.path.removeprefix(PREFIX)).request_id
+    await stream_end(gateway, grant, request_id)
+    await exchange.respond(202, b'{"cancelled":true}')
+
+
+async def stream_end(gateway: Gateway, grant: KeyGrant, request_id: UUID) -> None:
+    """Here or elsewhere. Raises ApiError when there is none."""
     job = gateway.job_find(grant.tenant_id, request_id)
     if job is not None:
         job.cancel("cancelled")
     else:
-        await _cancel_elsewhere(gateway, grant, request_id)
-    await exchange.respond(202, b'{"cancelled":true}')
+        await cancel_elsewhere(gateway, grant, request_id)
 
 
-async def _cancel_elsewhere(gateway: Gateway, grant: KeyGrant, request_id: UUID) -> None:
+async def cancel_elsewhere(gateway: Gateway, grant: KeyGrant, request_id: UUID) -> None:
+    """Its newest attempt, which another gateway runs. Raises ApiError."""
     try:
         opened = await gateway.token_log.find(grant.tenant_id, request_id, grant.data_key)
         if opened is None:
             raise ApiError("request_not_found", f"there is no stream {request_id}")
         await gateway.token_log.cancel(grant.tenant_id, request_id, opened.attempt)
     except LogUnavailable as error:
-        raise overloaded("the logs of running answers cannot be reached now") from error
+        raise logs_away(gateway) from error
 
 
 def _place(exchange: Exchange) -> tuple[StreamId, int]:
@@ -82,6 +96,6 @@ def _number(text: str, param: str) -> int:
     raise ApiError("invalid_value", f"{param} must end in the number of an event", param=param)
 
 
-def _expired() -> ApiError:
+def expired() -> ApiError:
     message = "this stream cannot be resumed any more; send the request again, with the same idempotency key"
     return ApiError("resume_expired", message)

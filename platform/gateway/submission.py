@@ -1,7 +1,7 @@
 """From a translated request to one that runs: model, tokens, limits, deadline, and the streams submitted."""
 
 import logging
-import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from uuid import UUID
 
 from gateway.answer_parts import Head, Sink
 from gateway.dialects.base import Ask, Dialect
-from gateway.errors import ApiError, LimitDetail, overloaded
+from gateway.errors import ApiError, LimitDetail, deadline_exceeded, overloaded
 from gateway.generation import Generation
 from gateway.job import Job
 from gateway.recorder import Recorder
@@ -25,6 +25,7 @@ MAX_PROMPTS = 128  # of one request: their usage rows have ids that follow each 
 MAX_LOGPROBS = 500_000  # of one request: tokens times alternatives
 _MIN_DEADLINE_MS = 1.0
 _MIN_PATIENCE_S = 1.0
+_NUMBER = re.compile(rb"[0-9]{1,18}(\.[0-9]{1,18})?")
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ async def prepare(gateway: Gateway, call: Call) -> Prepared:
     """Raises ApiError. Holds nothing."""
     ask = call.dialect.parse(call.body)
     generation = ask.generation
+    deadline_at = _deadline_at(gateway, call, generation)
     route = gateway.route(call.grant, generation.model)
     tokenizer = await tokenizer_get(gateway, route)
     context = gateway.max_context_tokens(route)
@@ -92,7 +94,7 @@ async def prepare(gateway: Gateway, call: Call) -> Prepared:
         tokenizer=tokenizer,
         prompts=prompts,
         max_tokens=max_tokens,
-        deadline_at=call.started_at + _deadline_s(gateway, call, generation),
+        deadline_at=deadline_at,
     )
 
 
@@ -102,7 +104,9 @@ async def tokenizer_get(gateway: Gateway, route: ModelRoute) -> ModelTokenizer:
         return await gateway.tokenizers.get(route.digest)
     except (WeightsMismatch, OSError) as error:
         logger.error("model %s cannot be served: %s", route.slug, error)
-        raise overloaded("the model's tokenizer is not available on this gateway", 10_000) from error
+        limit = LimitDetail(name="tokenizer", scope="model", subject=route.slug)
+        message = "the model's tokenizer is not available on this gateway"
+        raise overloaded(message, 10_000, limit=limit) from error
 
 
 def submit(
@@ -228,12 +232,12 @@ def _logprobs_judge(generation: Generation, prompt_tokens: int, max_tokens: int)
         )
 
 
-def _deadline_s(gateway: Gateway, call: Call, generation: Generation) -> float:
-    """What is left of the client's patience, where it told us: its read timeout bounds a whole answer."""
+def _deadline_at(gateway: Gateway, call: Call, generation: Generation) -> float:
+    """By the client's patience, where it told us: its read timeout bounds a whole answer. Raises ApiError."""
     allowed_s = gateway.limits.max_deadline_s
     if (stated := call.headers.get(b"x-request-deadline-ms")) is not None:
         deadline_ms = _number(stated)
-        if not deadline_ms >= _MIN_DEADLINE_MS:
+        if deadline_ms is None or deadline_ms < _MIN_DEADLINE_MS:
             raise ApiError(
                 "invalid_value",
                 "x-request-deadline-ms must be a number of milliseconds from 1",
@@ -242,14 +246,19 @@ def _deadline_s(gateway: Gateway, call: Call, generation: Generation) -> float:
         allowed_s = min(allowed_s, deadline_ms / 1000)
     elif not generation.stream:
         patience_s = _number(call.headers.get(b"x-stainless-read-timeout", b""))
-        if patience_s >= _MIN_PATIENCE_S:
+        if patience_s is not None and patience_s >= _MIN_PATIENCE_S:
             allowed_s = min(allowed_s, patience_s)
-    return allowed_s
+    now = time.monotonic()
+    if now >= call.started_at + allowed_s:
+        raise deadline_exceeded(
+            "the deadline passed while the request arrived",
+            request_id=call.request_id,
+            limit_ms=round(allowed_s * 1000),
+            used_ms=round((now - call.started_at) * 1000),
+        )
+    return call.started_at + allowed_s
 
 
-def _number(text: bytes) -> float:
-    """NaN, which no comparison lets through, for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def _number(text: bytes) -> float | None:
+    """None for what is no plain decimal number: `float` also takes inf, nan and underscores."""
+    return float(text) if _NUMBER.fullmatch(text.strip(b" \t")) else None

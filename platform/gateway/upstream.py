@@ -31,6 +31,7 @@ class Upstream:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.incarnation = new_incarnation()
+        self._gateway_id = settings.gateway_id
         self.streams: dict[int, Stream] = {}
         self.dispatcher_lost_at = time.monotonic()  # 0 while connected
         self.dispatcher_joined_at = 0.0
@@ -68,8 +69,12 @@ class Upstream:
     def submit(self, stream: Stream) -> None:
         """Raises ApiError when there is no dispatcher; then nothing was submitted."""
         if not self.dispatcher.send(stream.submit):
-            raise overloaded("the dispatcher cannot be reached")
+            raise self.dispatcher_away()
         self.streams[stream.sid] = stream
+
+    def dispatcher_away(self) -> ApiError:
+        limit = LimitDetail(name="dispatcher", scope="gateway", subject=self._gateway_id)
+        return overloaded("the dispatcher cannot be reached", limit=limit)
 
     def cancel(self, stream: Stream, reason: str) -> None:
         """Tell everybody who may hold it. Idempotent; the stream settles when one of them answers."""
@@ -148,11 +153,12 @@ def _end(stream: Stream, ended: Ended) -> None:
             )
             fail(ApiError("queue_full", ended.message, retry_after_ms=retry_after_ms, limit=limit))
         case "deadline_exceeded" | "deadline":
-            fail(ApiError("deadline_exceeded", ended.message))
+            stream.owner.fail_late(ended.message)
         case "cancelled":
             fail(ApiError("request_cancelled", ended.message, retry_after_ms=retry_after_ms))
         case "refused":
             fail(_refusal(stream, ended.message))
         case _:
-            fail(overloaded(ended.message, retry_after_ms))
+            limit = LimitDetail(name="replicas", scope="model", subject=stream.submit.model)
+            fail(overloaded(ended.message, retry_after_ms, limit=limit))
     stream.settle()

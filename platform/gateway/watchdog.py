@@ -9,7 +9,7 @@ import time
 from collections.abc import Set
 
 from gateway.answer import Answer
-from gateway.errors import ApiError, overloaded
+from gateway.errors import ApiError
 from gateway.job import Job
 from gateway.limits import Limits
 from gateway.metrics import Metrics
@@ -46,7 +46,7 @@ class Watchdog:
 
     def _job_check(self, job: Job, now: float) -> None:
         if now > job.deadline_at + self._limits.deadline_grace_s and job.failure is None:
-            job.fail(ApiError("deadline_exceeded", "the deadline passed"))
+            job.fail_late("the deadline passed")
         for stream in job.streams:
             if stream.is_settled:
                 continue
@@ -66,7 +66,7 @@ class Watchdog:
                 upstream.replicas.lost(stream, "the replica was lost: no connection to it")
         elif upstream.dispatcher_lost_at and now - upstream.dispatcher_lost_at > limits.dispatcher_grace_s:
             stream.ended_code = "no_dispatcher"
-            stream.owner.fail(overloaded("the dispatcher cannot be reached"))
+            stream.owner.fail(upstream.dispatcher_away())
             stream.settle()
 
     def _answer_check(self, answer: Answer, now: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from tests.client.server import Exchange
 
 REQUEST_ID = "018f0000-0000-7000-8000-00000000000a"
+STREAM_ID = f"{REQUEST_ID}-2"  # in event ids: with the attempt
 WORDS = ("Hello", " wörld", " 你好", " 👩🏽‍🚀", "\u2028", 'line "end"\n')
 TEXT = "".join(WORDS)
 ENDINGS = ("closed", "reset", "ended")
@@ -40,10 +41,10 @@ def completion_events(words: Sequence[str] = WORDS) -> list[bytes]:
     return [*(chunk(word, None) for word in words), chunk("", "stop"), b"[DONE]"]
 
 
-def numbered(events: Sequence[bytes], *, after: int = 0, request_id: str = REQUEST_ID) -> list[bytes]:
+def numbered(events: Sequence[bytes], *, after: int = 0, stream_id: str = STREAM_ID) -> list[bytes]:
     """As they are sent, from event `after` + 1 on."""
     return [
-        b"id: %b:%d\ndata: %b\n\n" % (request_id.encode(), number, data)
+        b"id: %b:%d\ndata: %b\n\n" % (stream_id.encode(), number, data)
         for number, data in enumerate(events, start=1)
         if number > after
     ]
@@ -77,9 +78,9 @@ class Resumable:
             return
         after = 0
         if exchange.method == "GET":
-            request_id, _, number = exchange.headers["last-event-id"].rpartition(":")
-            assert exchange.path == f"/v1/streams/{request_id}"
-            assert request_id == REQUEST_ID
+            stream_id, _, number = exchange.headers["last-event-id"].rpartition(":")
+            assert exchange.path == f"/v1/streams/{stream_id}"
+            assert stream_id == STREAM_ID
             after = int(number)
             self.resumed += 1
             if self.on_resume(exchange, self.resumed):

@@ -75,6 +75,14 @@ class Terminal:
             assert match is not None
             self.screen = self.screen[match.end() :]
 
+    def interrupted(self) -> int:
+        """Ctrl-C at the prompt; the exit code. Readline misses one just after its prompt."""
+        for _ in range(10):
+            self.type("\x03")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(1)
+        raise AssertionError(f"it goes on: {self.screen!r}")
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait(5)

@@ -99,9 +99,7 @@ def test_json_is_what_the_server_sent(run: Run) -> None:
     events = chat_events(usage=True)
     code, out, _ = run(Resumable(events=events, cuts=(400,)), "chat", "-m", "tiny", "--json", "hello")
     assert code == 0
-    assert [json.loads(line) for line in out.strip().split("\n")] == [
-        json.loads(event) for event in events[:-1]
-    ]
+    assert [json.loads(line) for line in out.splitlines()] == [json.loads(event) for event in events[:-1]]
 
 
 def test_a_restart_is_printed_again_and_said(run: Run) -> None:
@@ -112,9 +110,7 @@ def test_a_restart_is_printed_again_and_said(run: Run) -> None:
     assert "begins again" in err
     script = Resumable(cuts=(500,), on_resume=refusing(410, "resume_expired"))
     _, out, err = run(script, "chat", "-m", "tiny", "--json", "hello")
-    restarts = [
-        event for event in map(json.loads, out.strip().split("\n")) if event["object"] == "sluice.restarted"
-    ]
+    restarts = [event for event in map(json.loads, out.splitlines()) if event["object"] == "sluice.restarted"]
     assert (restarts, err) == ([{"object": "sluice.restarted", "request_id": REQUEST_ID}], "")
 
 

@@ -8,6 +8,7 @@ import pytest
 from sluice_client import AsyncSluice, Restarted, StreamError, StreamLost
 from tests.client.answers import (
     REQUEST_ID,
+    STREAM_ID,
     TEXT,
     Resumable,
     chat_events,
@@ -68,7 +69,7 @@ def test_an_answer_that_is_lost_again_and_again_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("name", [b"", b"event: error\n"])
-@pytest.mark.parametrize("identity", [b"", b"id: %b:4\n" % REQUEST_ID.encode()])
+@pytest.mark.parametrize("identity", [b"", b"id: %b:4\n" % STREAM_ID.encode()])
 def test_an_error_event_is_an_exception(name: bytes, identity: bytes) -> None:
     events = numbered(chat_events())[:3]
     error = error_event("replica_lost").removeprefix(b"event: error\n")
@@ -110,7 +111,7 @@ def test_an_answer_whose_gateway_died_begins_again() -> None:
         died = True
         exchange.stream_head(REQUEST_ID)
         exchange.chunk(
-            b"".join([*events[:3], b"id: %b:4\n" % REQUEST_ID.encode(), error_event("gateway_lost")])
+            b"".join([*events[:3], b"id: %b:4\n" % STREAM_ID.encode(), error_event("gateway_lost")])
         )
         return exchange.end()
 
@@ -132,7 +133,7 @@ def test_a_reader_that_was_too_slow_asks_for_what_it_missed(kept: bool) -> None:
         if exchange.method != "POST":
             return script(exchange)
         exchange.stream_head(REQUEST_ID)
-        error = b"id: %b:7\n" % REQUEST_ID.encode() + error_event("slow_reader")
+        error = b"id: %b:7\n" % STREAM_ID.encode() + error_event("slow_reader")
         exchange.chunk(b"".join([*numbered(chat_events())[:3], error]))
         return exchange.end()
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from sluice_client import AsyncSluice, ResumePolicy, Sluice
-from tests.client.answers import REQUEST_ID, Resumable, chat_events, numbered
+from tests.client.answers import REQUEST_ID, STREAM_ID, Resumable, chat_events, numbered
 from tests.client.conftest import QUICK, client_of
 from tests.client.server import Exchange, ScriptedServer, serving
 
@@ -32,7 +32,8 @@ def endless(exchange: Exchange) -> None:
 def stopped(server: ScriptedServer, *, since: float) -> None:
     """Closed and cancelled within a second."""
     cancel = server.wait_for("DELETE")
-    assert cancel.path == f"/v1/streams/{REQUEST_ID}"
+    # Before the first event only the request has a name.
+    assert cancel.path in (f"/v1/streams/{STREAM_ID}", f"/v1/streams/{REQUEST_ID}")
     assert cancel.headers["authorization"].startswith("Bearer ")
     (generation,) = server.of("POST")
     assert generation.left.wait(1)
@@ -153,6 +154,14 @@ async def test_leaving_stops_the_generation_of_code_that_awaits(leave: Callable[
             since = time.monotonic()
             await leave(client)
             await asyncio.to_thread(stopped, server, since=since)
+
+
+def test_a_stream_is_iterated_once() -> None:
+    with client_of(endless) as (client, _), client.chat.stream(**ASK) as stream:
+        for _ in stream:
+            break
+        with pytest.raises(RuntimeError, match="once"):
+            list(stream)
 
 
 def test_what_has_ended_is_not_cancelled() -> None:

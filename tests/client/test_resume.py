@@ -12,6 +12,7 @@ from sluice_client import AsyncSluice, Restarted, ResumePolicy, Sluice, StreamLo
 from tests.client.answers import (
     ENDINGS,
     REQUEST_ID,
+    STREAM_ID,
     TEXT,
     Resumable,
     chat_events,
@@ -72,7 +73,7 @@ def test_broken_after_every_event_of_one_stream() -> None:
         assert stream.read() == TEXT
     assert len(server.of("POST")) == 1
     numbers = [exchange.headers["last-event-id"] for exchange in server.of("GET")]
-    assert numbers == [f"{REQUEST_ID}:{n}" for n in range(1, len(chat_events()))]
+    assert numbers == [f"{STREAM_ID}:{n}" for n in range(1, len(chat_events()))]
     assert stream.answer.resumes == len(numbers)
 
 
@@ -169,7 +170,7 @@ def test_attempts_are_bounded_and_what_is_needed_to_ask_again_is_in_the_error() 
     assert len(server.of("GET")) == QUICK.attempts
     assert raised.value.idempotency_key == "mine"
     assert raised.value.request_id == REQUEST_ID
-    assert raised.value.last_event_id.startswith(f"{REQUEST_ID}:")
+    assert raised.value.last_event_id.startswith(f"{STREAM_ID}:")
     assert isinstance(raised.value, openai.APIConnectionError)
 
 

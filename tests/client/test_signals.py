@@ -4,22 +4,15 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.client.answers import REQUEST_ID, chat_events, numbered
+from tests.client.answers import REQUEST_ID, STREAM_ID, chat_events, numbered
 from tests.client.processes import COMMAND, Terminal, environment
 from tests.client.server import Exchange, ScriptedServer, serving
 
-
-@pytest.fixture(autouse=True)
-def _ctrl_c_is_not_ignored() -> Iterator[None]:
-    """A process whose parent ignores SIGINT ignores it too, as this one's may."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("ctrl_c_is_not_ignored")
 
 
 def start(server: ScriptedServer, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
@@ -64,7 +57,7 @@ def test_a_signal_stops_the_answer_at_the_server(command: str, number: signal.Si
             time.sleep(0.1)
             process.send_signal(number)
             since = time.monotonic()
-            assert server.wait_for("DELETE", within_s=1).path == f"/v1/streams/{REQUEST_ID}"
+            assert server.wait_for("DELETE", within_s=1).path == f"/v1/streams/{STREAM_ID}"
             assert generation.left.wait(1)
             assert generation.left_at - since < 1
             assert process.wait(5) == code
@@ -148,7 +141,7 @@ def test_a_conversation() -> None:
             terminal.shows(rf"3 \+ 3 tokens · .*first token \d+\.\d\d s · {REQUEST_ID}")
             terminal.shows("> ")
             terminal.type("for ever\n")
-            terminal.shows("Hello")
+            terminal.shows("Hello wörld")
             terminal.type("\x03")
             server.wait_for("DELETE", within_s=1)
             terminal.shows("stopped")
@@ -159,8 +152,7 @@ def test_a_conversation() -> None:
             terminal.type("again\n")
             terminal.shows("Hi")
             terminal.shows("> ")
-            terminal.type("\x03")
-            assert terminal.process.wait(5) == 130
+            assert terminal.interrupted() == 130
         finally:
             terminal.close()
     turns = [(turn["role"], turn["content"]) for turn in server.of("POST")[-1].json()["messages"]]

@@ -30,6 +30,12 @@ def strict(front: Front, key: str = "full") -> AsyncAnthropic:
     )
 
 
+async def test_models(front: Front) -> None:
+    async with AsyncAnthropic(base_url=front.url, api_key=front.key, max_retries=0) as client:
+        assert sorted([model.id async for model in client.models.list()]) == ["other", MODEL]
+        assert (await client.models.retrieve(MODEL)).id == MODEL
+
+
 @pytest.mark.parametrize(("reason", "stop_reason"), [("stop", "end_turn"), ("length", "max_tokens")])
 async def test_messages(front: Front, reason: str, stop_reason: str) -> None:
     async with strict(front) as client:

@@ -33,8 +33,13 @@ def leave_reset(connection: RawConnection) -> None:
     connection.writer.transport.abort()
 
 
+def leave_half(connection: RawConnection) -> None:
+    """Only the sending side: whoever does this mid-request is taken to have left."""
+    connection.writer.write_eof()
+
+
 Leave = Callable[[RawConnection], None]
-BOTH_WAYS = pytest.mark.parametrize("leave", [leave_close, leave_reset])
+EVERY_WAY = pytest.mark.parametrize("leave", [leave_close, leave_reset, leave_half])
 STREAMING = pytest.mark.parametrize("stream", [False, True])
 
 
@@ -57,7 +62,7 @@ async def usage_is(front: Front, request_id: str, outcome: str, output_tokens: i
 
 
 @STREAMING
-@BOTH_WAYS
+@EVERY_WAY
 async def test_while_queued(front: Front, leave: Leave, stream: bool) -> None:
     connection, submit = await ask(front, stream=stream)
     leave(connection)
@@ -66,7 +71,7 @@ async def test_while_queued(front: Front, leave: Leave, stream: bool) -> None:
 
 
 @STREAMING
-@BOTH_WAYS
+@EVERY_WAY
 async def test_while_the_worker_is_silent(front: Front, leave: Leave, stream: bool) -> None:
     connection, submit = await ask(front, stream=stream)
     front.dispatcher.place(submit, front.worker)
@@ -76,7 +81,7 @@ async def test_while_the_worker_is_silent(front: Front, leave: Leave, stream: bo
     await usage_is(front, submit.request_id, "cancelled", 0)
 
 
-@BOTH_WAYS
+@EVERY_WAY
 async def test_between_two_tokens(front: Front, leave: Leave) -> None:
     connection, submit = await ask(front, stream=True)
     front.dispatcher.place(submit, front.worker)

@@ -183,6 +183,17 @@ async def test_what_is_the_clients_fault_is_tried_once(
     assert front.submits == []
 
 
+@pytest.mark.parametrize(("key", "status"), [("unknown", 401), ("narrow", 403)])
+async def test_ai_does_not_repeat_what_is_its_own_fault(
+    front: Front, node: NodeClients, key: str, status: int
+) -> None:
+    access = {"baseURL": front.base_url, "apiKey": front.deployment.keys[key], "maxRetries": 2}
+    with pytest.raises(ClientError) as thrown:
+        await node.call("ai", "generate", **access, model=MODEL, ask={"prompt": "hello"})
+    assert (thrown.value.details["name"], thrown.value.details["statusCode"]) == ("AI_APICallError", status)
+    assert thrown.value.attempts == 1
+
+
 async def test_what_is_not_there_yet_is_said(front: Front) -> None:
     async with openai.AsyncOpenAI(base_url=front.base_url, api_key=front.key, max_retries=0) as client:
         with pytest.raises(openai.InternalServerError) as raised:

@@ -1,6 +1,5 @@
 """huggingface_hub's InferenceClient: OpenAI's chat, and TGI's text generation."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -45,6 +44,11 @@ def test_without_a_model_name_the_default_model_answers(chatting: InferenceClien
     assert chatting.chat_completion(CHAT, max_tokens=200).choices[0].message.content == said(CONTENT)
 
 
+def test_several_choices(chatting: InferenceClient) -> None:
+    answer = chatting.chat_completion(CHAT, model=MODEL, max_tokens=200, n=2)
+    assert [choice.message.content for choice in answer.choices] == [said(CONTENT)] * 2
+
+
 def test_chat_with_log_probabilities(chatting: InferenceClient) -> None:
     answer = chatting.chat_completion(CHAT, model=MODEL, max_tokens=4, logprobs=True, top_logprobs=1)
     logprobs = answer.choices[0].logprobs
@@ -84,10 +88,13 @@ async def test_the_asynchronous_client(stack: Stack) -> None:
     async with AsyncInferenceClient(model=stack.url, token=stack.key, timeout=20) as client:
         events = await client.text_generation("abc", max_new_tokens=7, stream=True)
         assert "".join([piece async for piece in events]) == "abcabca"
-        stream = await client.text_generation("abc", max_new_tokens=400, stream=True)
-        async for _ in stream:
-            break
-    await asyncio.sleep(0)
+
+
+def test_health_and_info(stack: Stack) -> None:
+    client = InferenceClient(model=stack.url, token=stack.key, provider="hf-inference")
+    assert client.health_check()
+    info = client.get_endpoint_info()
+    assert (info["model_id"], info["max_total_tokens"]) == (MODEL, 512)
 
 
 def test_a_bad_key(stack: Stack) -> None:

@@ -57,6 +57,18 @@ async def test_openai_completions(front: Front, node: NodeClients) -> None:
     assert "".join(event["choices"][0]["text"] for event in events) == TEXT
 
 
+async def test_openai_responses(front: Front, node: NodeClients) -> None:
+    body = {"model": MODEL, "input": "hello", "store": False}
+    with front.saying(*SPOKEN):
+        whole = await node.call("openai", "response", **access(front, body=body))
+        events = await node.call("openai", "responseStream", **access(front, body=body))
+    assert (whole["output_text"], whole["answer"]["status"]) == (TEXT, "completed")
+    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == TEXT
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"]["usage"]["output_tokens"] == len(SPOKEN)
+
+
 async def test_openai_aborts(front: Front, node: NodeClients) -> None:
     calling = asyncio.create_task(node.call("openai", "chatAbort", **access(front, body=CHAT)))
     submit = await front.dispatcher.submitted()

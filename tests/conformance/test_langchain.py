@@ -27,6 +27,17 @@ def test_invoke(stack: Stack) -> None:
     assert answer.usage_metadata["output_tokens"] > len(CONTENT)
 
 
+def test_several_choices_with_log_probabilities_cut_short(stack: Stack) -> None:
+    model = chat(stack, n=2, logprobs=True, max_tokens=5)
+    (choices,) = model.generate([[HumanMessage(CONTENT)]]).generations
+    assert [choice.text for choice in choices] == ["user"] * 2
+    for choice in choices:
+        assert choice.generation_info is not None
+        assert choice.generation_info["finish_reason"] == "length"
+        told = choice.generation_info["logprobs"]["content"]
+        assert [entry["token"] for entry in told] == ["<|im_start|>", "u", "s", "e", "r"]
+
+
 def test_stream(stack: Stack) -> None:
     whole: AIMessageChunk | None = None
     for chunk in chat(stack).stream([HumanMessage(CONTENT)]):

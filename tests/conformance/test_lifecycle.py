@@ -79,7 +79,7 @@ async def test_a_stop_lets_a_stream_finish_or_bills_what_it_cut(
         assert b" two" in rest
         assert rest.endswith(b"data: [DONE]\n\n")
     else:
-        await connection.closed()
+        await asyncio.wait_for(connection.closed(), 10)
     await asyncio.to_thread(stopping.gateway.process.wait, 15)
     outcome, output_tokens = await _recorded(stopping, request_id)
     assert outcome == ("completed" if server.drains else "cancelled")

@@ -153,6 +153,15 @@ async def test_refusals_are_statuses(
     assert refused.value.request_id
 
 
+async def test_a_body_that_is_too_large(front: Front) -> None:
+    async with strict(front) as client:
+        with pytest.raises(openai.APIError) as refused:
+            await client.completions.create(model=MODEL, prompt="x" * (5 << 20))
+    if front.server.lingers:
+        assert isinstance(refused.value, openai.APIStatusError)
+        assert (refused.value.status_code, refused.value.code) == (413, "request_too_large")
+
+
 async def test_an_error_after_the_first_event_is_raised_with_its_code(front: Front) -> None:
     async with strict(front) as client:
         with front.saying("some", " text", reason="error"):

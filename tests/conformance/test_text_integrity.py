@@ -1,9 +1,11 @@
 """Text arrives whole in every client, however it was cut on its way."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
@@ -68,8 +70,22 @@ async def javascript(clients: Clients) -> list[str]:
     return [chatted, generated["text"]]
 
 
+async def lines(clients: Clients) -> list[str]:
+    """A reader of its own making: `str.splitlines` takes more for a line end than the format does."""
+    headers = {"authorization": f"Bearer {clients.access['apiKey']}"}
+    body, text = {**CHAT, "stream": True}, ""
+    async with (
+        httpx.AsyncClient(base_url=clients.access["baseURL"], headers=headers) as client,
+        client.stream("POST", "/chat/completions", json=body) as response,
+    ):
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+    return [text]
+
+
 async def texts_heard(clients: Clients) -> list[str]:
-    asked = (chunked(clients), whole(clients), messages(clients), javascript(clients))
+    asked = (chunked(clients), whole(clients), messages(clients), javascript(clients), lines(clients))
     return [text for texts in await asyncio.gather(*asked) for text in texts]
 
 

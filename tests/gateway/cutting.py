@@ -25,19 +25,19 @@ class Speech(NamedTuple):
 
 
 def _delta(event: Any) -> str:
-    return event.get("delta", "") if event["type"] == "response.output_text.delta" else ""
+    return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
 
 
 def _content_delta(event: Any) -> str:
-    return event["delta"]["text"] if event["type"] == "content_block_delta" else ""
+    return str(event["delta"]["text"]) if event["type"] == "content_block_delta" else ""
 
 
 def _chat(event: Any) -> str:
-    return event["choices"][0]["delta"].get("content") or ""
+    return str(event["choices"][0]["delta"].get("content") or "")
 
 
 def _token(event: Any) -> str:
-    return event["token"]["text"]
+    return str(event["token"]["text"])
 
 
 _NAMED = {"model": MODEL, "stream": True, "max_tokens": 50}
@@ -112,8 +112,8 @@ class Reader:
             data = await asyncio.wait_for(connection.reader.read(wanted), WAIT_S)
             assert data, "the gateway closed the connection"
             raw += data
-            is_whole = _unchunked(raw)[1]
-        self._take(_unchunked(raw)[0])
+            is_whole = unchunked(raw)[1]
+        self._take(unchunked(raw)[0])
         if not is_whole:
             self.cuts += 1
             if self._rng.random() < 0.5:
@@ -138,7 +138,7 @@ class Reader:
             self.events.append(event)
 
 
-def _unchunked(raw: bytes) -> tuple[bytes, bool]:
+def unchunked(raw: bytes) -> tuple[bytes, bool]:
     """What has arrived of a chunked body, and whether that is all of it."""
     body, at = b"", 0
     while (line_end := raw.find(b"\r\n", at)) >= 0:

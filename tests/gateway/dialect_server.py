@@ -9,6 +9,7 @@ from typing import Self
 
 from gateway import sse
 from gateway.answer_parts import ChoiceEnd, Head, Row, Usage
+from gateway.auth import credentials
 from gateway.dialects.base import Ask, Dialect, Renderer, Whole, WholeChoice
 from gateway.errors import ApiError
 from gpuworker.wire.messages import TokenLogprobs
@@ -118,7 +119,7 @@ class DialectServer:
             def do_POST(self) -> None:
                 headers = {name.lower().encode(): value.encode() for name, value in self.headers.items()}
                 dialect = dialects[self.path]
-                owner.keys.append(dialect.api_key(headers))
+                owner.keys.append(credentials(headers))
                 body = self.rfile.read(int(self.headers["content-length"]))
                 status, content_type, content = owner.answer(dialect, body)
                 self.send_response(status)

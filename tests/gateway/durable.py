@@ -140,7 +140,10 @@ class Fleet:
 
 
 def paced(
-    words: list[str], pause_s: float = 0.0, reason: str = "stop", submits: list[Submit] | None = None
+    words: list[str] | Callable[[Submit], list[str]],
+    pause_s: float = 0.0,
+    reason: str = "stop",
+    submits: list[Submit] | None = None,
 ) -> Any:
     """A script for `Fleet.scripted`: one word, one token, after each pause. Kept in `submits`."""
 
@@ -149,16 +152,17 @@ def paced(
             if submits is not None:
                 submits.append(submit)
             loop, worker = asyncio.get_running_loop(), gateway.worker
+            said = words if isinstance(words, list) else words(submit)
             gateway.dispatcher.place(submit, worker)
 
             def emit(number: int) -> None:
                 if submit.sid not in worker.counts:
                     return  # cancelled
-                if number < len(words):
-                    worker.emit(submit.sid, number, 1, words[number])
+                if number < len(said):
+                    worker.emit(submit.sid, number, 1, said[number])
                     loop.call_later(pause_s, emit, number + 1)
                 else:
-                    worker.finish(submit.sid, reason, output=len(words))
+                    worker.finish(submit.sid, reason, output=len(said))
 
             emit(0)
 
@@ -225,7 +229,10 @@ async def gateway_added(
     ) as added:
         fleet = replace(fleet, gateways=[added, *fleet.gateways])
         await key_known(fleet, 0)
+        added.idle_tasks = await added.metric("tasks")
         yield fleet
+        if added.process.returncode is None:
+            await added.idle()
 
 
 async def key_known(fleet: Fleet, gateway: int, *, status: int = 200) -> None:

@@ -107,6 +107,12 @@ class GatewayProcess:
             await asyncio.sleep(0.05)
         raise AssertionError(f"left behind: {state}")
 
+    async def idle_requests(self) -> None:
+        """Wait until none runs any more, whatever connections are open."""
+        async with asyncio.timeout(10):
+            while await self.metric("open_streams") or await self.metric("open_requests") > 1:
+                await asyncio.sleep(0.02)
+
 
 @asynccontextmanager
 async def gateway_started(

@@ -18,6 +18,7 @@ from gateway.http_protocol import BoundedHttpProtocol
 from gateway.limits import Limits
 from gateway.settings import settings_from_environment
 from gateway.snapshot import Snapshot
+from gateway.websocket.server_protocol import BoundedWebSocketProtocol
 from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant
 from tenants.keys import key_digest, key_parse
@@ -74,6 +75,10 @@ class PreparedApplication(Application):
             snapshot = snapshot_make(gateway.settings.key_pepper, json.loads(document))
             gateway.snapshots.current = snapshot
             gateway.tokenizers.preload({route.digest for route in snapshot.routes.values()})
+
+
+class QuickSocketProtocol(BoundedWebSocketProtocol):
+    limits = Limits(max_socket_message_bytes=200_000)
 
 
 class QuickProtocol(BoundedHttpProtocol):

@@ -13,6 +13,7 @@ from hypothesis import given
 from pydantic import TypeAdapter
 
 from gateway.answer_parts import ChoiceEnd, Row, Usage
+from gateway.auth import credentials
 from gateway.dialects.anthropic.count_tokens import count_tokens_parse, count_tokens_reply
 from gateway.dialects.anthropic.messages import MESSAGES
 from gateway.errors import ERRORS, ApiError, LimitDetail, overloaded
@@ -95,9 +96,10 @@ def test_the_client_is_understood(server: DialectServer, client: anthropic.Anthr
 
 
 def test_a_bearer_token_serves_as_the_key_too() -> None:
-    assert MESSAGES.api_key({b"authorization": b"Bearer k"}) == b"Bearer k"
-    assert MESSAGES.api_key({b"x-api-key": b"k", b"authorization": b"Bearer other"}) == b"Bearer k"
-    assert MESSAGES.api_key({}) is None
+    assert credentials({b"authorization": b"Bearer k"}) == b"Bearer k"
+    assert credentials({b"x-api-key": b"k"}) == b"Bearer k"
+    assert credentials({b"x-api-key": b"other", b"authorization": b"Bearer k"}) == b"Bearer k"
+    assert credentials({}) is None
 
 
 def test_unset_sampling_is_the_models_own_with_a_new_seed() -> None:

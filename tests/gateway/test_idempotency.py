@@ -61,9 +61,12 @@ async def test_another_body_or_path_is_422(fleet: Fleet) -> None:
     ):
         refused = await fleet.post(body, key("used"), path=path)
         assert code(refused) == (422, "idempotency_key_reused")
+    with fleet.scripted(paced(WORDS)):
+        assert (await fleet.post({"inputs": "x"}, key("path"), path="/generate")).status == 200
+    assert (await fleet.post({"inputs": "x"}, key("path"), path="/")).status == 422
     reordered = dict(reversed(BODY.items()))
     assert (await fleet.post(reordered, key("used"))).status == 200
-    await fleet.usage_rows(1)
+    await fleet.usage_rows(2)
 
 
 async def test_one_tenants_keys_are_not_anothers(fleet: Fleet) -> None:
@@ -131,6 +134,20 @@ async def test_an_answer_over_the_bound_is_not_kept(fleet: Fleet) -> None:
     again = await fleet.post(BODY, key("long"), gateway=1)
     assert code(again) == (409, "replay_not_available")
     assert again.json()["error"]["usage"]["completion_tokens"] == 3
+    await fleet.usage_rows(1)
+
+
+async def test_a_stored_answer_that_cannot_be_read_is_not_run_again(fleet: Fleet) -> None:
+    with fleet.scripted(paced(WORDS)):
+        assert (await fleet.post(BODY, key("broken"))).status == 200
+    await fleet.sql(
+        "UPDATE billing_idempotencyrecord SET answer = set_byte(answer, 20, get_byte(answer, 20) # 1)"
+        " WHERE tenant_id = %s",
+        fleet.customer.tenant_id,
+    )
+    again = await fleet.post(BODY, key("broken"), gateway=1)
+    assert code(again) == (409, "replay_not_available")
+    assert again.json()["error"]["usage"]["completion_tokens"] == 5
     await fleet.usage_rows(1)
 
 

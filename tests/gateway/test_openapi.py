@@ -14,6 +14,7 @@ from gateway.answer_parts import ChoiceEnd, Head, PromptRow, Row, Usage
 from gateway.app import ROUTES
 from gateway.dialects.base import Dialect, Whole, WholeChoice
 from gateway.dialects.registry import ENDPOINTS
+from gateway.dialects.tgi.info import UNHEALTHY
 from gateway.errors import ERRORS, ApiError, LimitDetail
 from gateway.openapi.document import document_make
 from gateway.openapi.errors import MEANINGS
@@ -213,6 +214,12 @@ def test_an_error_that_cannot_happen_there_is_not_documented_there() -> None:
     judge = validator(schema)
     assert judge.is_valid(json.loads(ApiError("model_not_found", "why").envelope()))
     assert not judge.is_valid(json.loads(ApiError("request_not_found", "why").envelope()))
+
+
+def test_what_health_says_is_as_documented() -> None:
+    responses = DOCUMENT["paths"]["/health"]["get"]["responses"]
+    assert "content" not in responses["200"]
+    validator(responses["503"]["content"]["application/json"]["schema"]).validate(json.loads(UNHEALTHY))
 
 
 # -- the page -----------------------------------------------------------------------------------------------

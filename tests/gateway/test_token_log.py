@@ -214,6 +214,7 @@ async def test_who_is_told_that_somebody_listens(log: TokenLog, valkey: ValkeySe
         assert await log.is_cancelled(*where)
         assert await log.is_alive("gateway-b")
     assert not await log.is_alive("gateway-b")
+    assert not await other.is_alive("gateway-a")  # it runs no more, and asks nobody
 
 
 async def test_everything_expires(valkey: ValkeyServer) -> None:

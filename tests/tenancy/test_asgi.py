@@ -1,5 +1,6 @@
 """One server for everything: which part answers which path, and staff pages as operators under ASGI."""
 
+import json
 import os
 import re
 import secrets
@@ -19,17 +20,24 @@ from websockets.typing import Origin
 from devservices.valkey import ValkeyServer
 from tenants.models import User
 from tests.conftest import Database
-from tests.factories import tenant_create
+from tests.factories import key_issue, tenant_create
 
 ROOT = Path(__file__).parents[2]
+SOCKETS = "gateway.websocket.server_protocol:BoundedWebSocketProtocol"
+
+
+@pytest.fixture
+def issued() -> list[str]:
+    """API keys of the server's tenant."""
+    return []
 
 
 @pytest.fixture
 def server(
-    database: Database, valkey: ValkeyServer, admin_user: User, tmp_path: Path
+    database: Database, valkey: ValkeyServer, admin_user: User, tmp_path: Path, issued: list[str]
 ) -> Iterator[httpx.Client]:
     """A client of a real server whose dispatcher is away."""
-    tenant_create("acme")
+    issued.append(key_issue(tenant_create("acme")).plaintext)
     environment = {
         **os.environ,
         **database.environment(),
@@ -43,7 +51,7 @@ def server(
     with socket.create_server(("127.0.0.1", 0)) as listener, (tmp_path / "server.log").open("wb") as log:
         fd = listener.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", "config.asgi:application", "--fd", str(fd)],
+            [sys.executable, "-m", "uvicorn", "config.asgi:application", "--fd", str(fd), "--ws", SOCKETS],
             cwd=ROOT,
             env=environment,
             pass_fds=[fd],
@@ -79,7 +87,7 @@ def _websocket_status(
         return refused.response.status_code
 
 
-def test_each_part_answers_its_paths(server: httpx.Client, tmp_path: Path) -> None:
+def test_each_part_answers_its_paths(server: httpx.Client, tmp_path: Path, issued: list[str]) -> None:
     # the gateway
     assert server.get("/healthz").json() == {"status": "ok"}
     assert "error" in server.get("/v1/models").json()
@@ -105,6 +113,16 @@ def test_each_part_answers_its_paths(server: httpx.Client, tmp_path: Path) -> No
     cookies = f"sessionid={server.cookies['sessionid']}"
     assert _websocket_status(server, foreign, cookies) == HTTPStatus.FORBIDDEN
     assert _websocket_status(server, own, cookies) == HTTPStatus.SWITCHING_PROTOCOLS
+
+    # the API's socket: sessions do not count there, keys do; what a page says of its origin is judged
+    assert _websocket_status(server, own, cookies, "/v1/stream") == HTTPStatus.UNAUTHORIZED
+    assert _websocket_status(server, foreign, cookies, "/v1/stream") == HTTPStatus.FORBIDDEN
+    assert _websocket_status(server, own, cookies, "/v1/streams") == HTTPStatus.FORBIDDEN
+    url = str(server.base_url.copy_with(scheme="ws", path="/v1/stream"))
+    with connect(url, additional_headers={"Authorization": f"Bearer {issued[0]}"}, proxy=None) as socket:
+        socket.send('{"type":"request.create","id":"a","body":{"model":"none","messages":[]}}')
+        refused = json.loads(socket.recv(timeout=10))
+    assert (refused["id"], refused["status"]) == ("a", HTTPStatus.SERVICE_UNAVAILABLE)
 
     # staff pages run as the operators' role also through the server's threads
     page = server.get("/admin/tenants/tenant/")

@@ -6,7 +6,7 @@ import sys
 import uuid
 
 from sluice_client.cli.failures import CommandError
-from sluice_client.cli.terminal import write
+from sluice_client.cli.terminal import write, write_json
 from sluice_client.client import Sluice
 
 _ANSWER_ID = re.compile(r"(?:[a-z]+[-_])?([0-9a-f]{32})")
@@ -15,7 +15,8 @@ _ANSWER_ID = re.compile(r"(?:[a-z]+[-_])?([0-9a-f]{32})")
 def models_show(client: Sluice, *, as_json: bool) -> None:
     models = list(client.models.list())
     if as_json:
-        sys.stdout.writelines(f"{model.to_json(indent=None)}\n" for model in models)
+        for model in models:
+            write_json(model)
         return
     width = max((len(model.id) for model in models), default=0)
     for model in models:

@@ -28,10 +28,10 @@ def write(text: str) -> None:
 def write_json(event: BaseModel | Restarted) -> None:
     """What the server sent, whole, on one line."""
     if isinstance(event, Restarted):
-        line = json.dumps({"object": "sluice.restarted", "request_id": event.request_id})
+        sent: dict[str, object] = {"object": "sluice.restarted", "request_id": event.request_id}
     else:
-        line = event.to_json(indent=None)
-    sys.stdout.write(f"{line}\n")
+        sent = event.to_dict(mode="json")
+    sys.stdout.write(json.dumps(sent) + "\n")  # ASCII: some readers take U+2028 for a line end
     sys.stdout.flush()
 
 

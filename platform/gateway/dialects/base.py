@@ -4,7 +4,7 @@ Everything between the two translations is the same for all of them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -108,7 +108,3 @@ class Dialect(ABC):
     @abstractmethod
     def error(self, error: ApiError, request_id: str) -> tuple[int, bytes]:
         """Status and body of an answer that has not begun."""
-
-    def api_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """The credentials as an Authorization header; None when there are none."""
-        return headers.get(b"authorization")

@@ -5,16 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _REF = "#/components/schemas/"
-_RANGES = (
-    ("minimum", "maximum", ""),
-    ("exclusiveMinimum", "maximum", ""),
-    ("exclusiveMinimum", "exclusiveMaximum", ""),
-    ("minLength", "maxLength", " characters"),
-    ("minItems", "maxItems", " entries"),
-    ("minProperties", "maxProperties", " entries"),
-)
 _PLURAL = {"string": "strings", "integer": "integers", "number": "numbers", "object": "objects"}
-_MIN_LISTED_MAXIMUM = 1 << 31  # beyond it a bound only says what a machine can hold
+_MIN_MACHINE_BOUND = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +80,7 @@ def type_text(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         return str(schema["$ref"]).removeprefix(_REF)
     if "enum" in schema:
-        return " or ".join(json.dumps(value) for value in schema["enum"] if value is not None) or "null"
+        return ", ".join(json.dumps(value) for value in schema["enum"] if value is not None) or "null"
     if "anyOf" in schema or "oneOf" in schema:
         options = schema.get("anyOf", schema.get("oneOf", []))
         texts = [type_text(option) for option in options if option.get("type") != "null"]
@@ -105,23 +97,27 @@ def type_text(schema: dict[str, Any]) -> str:
 def _bounds(schema: dict[str, Any]) -> str:
     found = []
     for option in schema.get("anyOf", schema.get("oneOf", [schema])):
-        for low_name, high_name, unit in _RANGES:
-            low, high = _listed(option, low_name), _listed(option, high_name)
-            begin = f"above {low}" if low_name == "exclusiveMinimum" else low
-            end = f"below {high}" if high_name == "exclusiveMaximum" else high
-            if low and high:
-                found.append(f"{begin} to {end}{unit}")
-            elif low and low_name not in ("minLength", "minItems") and option.get(high_name) is None:
-                found.append(f"from {begin}{unit}")
-            elif (high and high_name == "maxLength") or (high and high_name in ("maxItems", "maxProperties")):
-                found.append(f"up to {end}{unit}")
-    return ", ".join(dict.fromkeys(found))
+        least = _bound(option, "minimum") or _bound(option, "exclusiveMinimum", "above ")
+        most = _bound(option, "maximum") or _bound(option, "exclusiveMaximum", "below ")
+        found.append(_range(least, most))
+        found.append(_range(_bound(option, "minLength"), _bound(option, "maxLength"), " characters"))
+        entries = _bound(option, "maxItems") or _bound(option, "maxProperties")
+        found.append(_range(_bound(option, "minItems"), entries, " entries"))
+    return ", ".join(text for text in dict.fromkeys(found) if text)
 
 
-def _listed(schema: dict[str, Any], name: str) -> str:
+def _bound(schema: dict[str, Any], name: str, word: str = "") -> str:
     """Empty for none, and for one that only says what a machine can hold."""
     bound = schema.get(name)
-    return "" if bound is None or abs(bound) >= _MIN_LISTED_MAXIMUM - 1 else f"{bound:,g}"
+    return "" if bound is None or abs(bound) >= _MIN_MACHINE_BOUND else f"{word}{bound:,g}"
+
+
+def _range(least: str, most: str, unit: str = "") -> str:
+    if least and most:
+        return f"{least} to {most}{unit}"
+    if least:
+        return "not empty" if unit else f"from {least}"
+    return f"up to {most}{unit}" if most else ""
 
 
 def _structs(schema: Any) -> list[str]:

@@ -51,8 +51,14 @@ MODEL = Parameter(
 AFTER = Parameter(
     "after",
     "query",
-    {"type": "integer", "minimum": 0, "maximum": 10**_MAX_NUMBER_DIGITS - 1, "default": 0},
-    "The number of the last event that arrived; those after it are sent.",
+    {
+        "type": ["integer", "string"],
+        "minimum": 0,
+        "maximum": 10**_MAX_NUMBER_DIGITS - 1,
+        "maxLength": 0,
+        "default": 0,
+    },
+    "The number of the last event that arrived; those after it are sent. Empty: all.",
     12,
 )
 LAST_EVENT_ID = Parameter(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.answer_parts import Finished, Head, PromptRow, Row
-from gateway.errors import ApiError
+from gateway.errors import ApiError, LimitDetail
 
 
 class Opened(msgspec.Struct, array_like=True, tag="opened", frozen=True, gc=False):
@@ -31,14 +31,22 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True, gc=Fals
     message: str
     param: str | None = None
     retry_after_ms: int | None = None
+    limit: LimitDetail | None = None
 
     @classmethod
     def of(cls, error: ApiError) -> "Failed":
         wait_ms = dict(error.headers).get(b"retry-after-ms")
-        return cls(error.code, error.message, error.param, int(wait_ms) if wait_ms is not None else None)
+        retry_after_ms = int(wait_ms) if wait_ms is not None else None
+        return cls(error.code, error.message, error.param, retry_after_ms, error.limit)
 
     def error(self) -> ApiError:
-        return ApiError(self.code, self.message, param=self.param, retry_after_ms=self.retry_after_ms)
+        return ApiError(
+            self.code,
+            self.message,
+            param=self.param,
+            retry_after_ms=self.retry_after_ms,
+            limit=self.limit,
+        )
 
 
 Entry = Opened | Row | PromptRow | Finished | Failed
@@ -53,9 +61,12 @@ def is_end(entry: Entry) -> bool:
 
 def block(encoded: Sequence[bytes]) -> bytes:
     """Encoded entries as one msgpack array."""
-    count = len(encoded)
-    head = bytes((0x90 | count,)) if count < 16 else struct.pack(">BI", 0xDD, count)
-    return head + b"".join(encoded)
+    return array_head(len(encoded)) + b"".join(encoded)
+
+
+def array_head(count: int) -> bytes:
+    """What comes before so many encoded entries to make them a msgpack array."""
+    return bytes((0x90 | count,)) if count < 16 else struct.pack(">BI", 0xDD, count)
 
 
 def entries_of(data: bytes) -> list[Entry]:

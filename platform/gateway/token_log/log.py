@@ -50,30 +50,22 @@ class TokenLog:
         self._limits = limits or LogLimits()
         self._flusher = Flusher(redis_url, owner, self._limits)
         self._reader = Reader(redis_url, self._limits)
-        timeout_s = self._limits.answer_timeout_s
-        self._valkey = Redis.from_pool(
-            BlockingConnectionPool.from_url(
-                redis_url,
-                protocol=2,
-                max_connections=_CONNECTIONS,
-                timeout=timeout_s,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(NoBackoff(), 0),
-            )
-        )
+        self._url = redis_url
+        self._client: Redis | None = None  # while `run` runs
 
     async def run(self) -> None:
         """Until cancelled; then readers elsewhere learn at once that nothing more will come from here."""
+        self._client = valkey = self._connect()
         try:
             async with asyncio.TaskGroup() as parts:
                 for part in (self._flusher, self._reader):
                     parts.create_task(part.run())
                     parts.create_task(part.watch())
         finally:
+            self._client = None
             with suppress(RedisError, OSError):  # the heartbeat ends by itself, too
-                await self._valkey.delete(owner_key(self.owner))
-            await self._valkey.aclose()
+                await valkey.delete(owner_key(self.owner))
+            await valkey.aclose()
 
     @property
     def is_ready(self) -> bool:
@@ -143,7 +135,7 @@ class TokenLog:
     async def listen(self, tenant_id: UUID, request_id: UUID) -> None:
         """Somebody is about to follow this request: its owner does not end it for want of listeners."""
         key = LogName(tenant_id, request_id).listener_key
-        with suppress(RedisError, OSError):  # following it will say the same
+        with suppress(RedisError, OSError, LogUnavailable):  # following it will say the same
             await self._valkey.set(key, b"1", px=int(self._limits.listener_ttl_s * 1000))
 
     async def has_listeners(self, tenant_id: UUID, request_id: UUID) -> bool:
@@ -176,13 +168,13 @@ class TokenLog:
 
     async def marks(self, requests: Sequence[tuple[UUID, UUID, int]]) -> list[Marks]:
         """What others say about each (tenant, request, attempt): nothing, while Valkey is away."""
-        pipeline = self._valkey.pipeline(transaction=False)
-        for tenant_id, request_id, _ in requests:
-            name = LogName(tenant_id, request_id)
-            pipeline.mget(name.listener_key, name.cancel_key)
         try:
+            pipeline = self._valkey.pipeline(transaction=False)
+            for tenant_id, request_id, _ in requests:
+                name = LogName(tenant_id, request_id)
+                pipeline.mget(name.listener_key, name.cancel_key)
             found: Any = await pipeline.execute()
-        except (RedisError, OSError):
+        except (RedisError, OSError, LogUnavailable):
             return [Marks(False, False)] * len(requests)
         return [
             Marks(listener is not None, cancelled is not None and int(cancelled) >= attempt)
@@ -192,8 +184,28 @@ class TokenLog:
     async def _exists(self, key: bytes) -> bool:
         try:
             return bool(await self._valkey.exists(key))
-        except (RedisError, OSError):
+        except (RedisError, OSError, LogUnavailable):
             return False
+
+    @property
+    def _valkey(self) -> Redis:
+        """Raises LogUnavailable."""
+        if self._client is None:
+            raise LogUnavailable("the token log is not running")
+        return self._client
+
+    def _connect(self) -> Redis:
+        timeout_s = self._limits.answer_timeout_s
+        pool = BlockingConnectionPool.from_url(
+            self._url,
+            protocol=2,
+            max_connections=_CONNECTIONS,
+            timeout=timeout_s,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        return Redis.from_pool(pool)
 
 
 def _nothing() -> None:

@@ -1,32 +1,52 @@
-"""The JSON frames of `/v1/stream`, both ways. docs/streaming.md describes them for clients."""
+"""The JSON frames of `/v1/stream`, both ways. docs/websocket.md describes them for clients."""
+
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gateway import sse
 from gateway.errors import ApiError
+
+MAX_ID_CHARACTERS = 128
+MAX_WINDOW = 4096
+_MAX_NUMBER = 1 << 48
+
+Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
+Window = Annotated[int, Meta(ge=1, le=MAX_WINDOW)]
+Number = Annotated[int, Meta(ge=0, le=_MAX_NUMBER)]
 
 
 class RequestCreate(msgspec.Struct, tag="request.create", forbid_unknown_fields=True, kw_only=True):
     """`body` is what the endpoint takes over HTTP. `window`: chunks that may be under way unacknowledged."""
 
-    id: str
+    id: Id
     body: msgspec.Raw
     endpoint: str = "/v1/chat/completions"
     idempotency_key: str | None = None
     resumable: bool = False
-    deadline_ms: int | None = None
-    window: int | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=_MAX_NUMBER)] | None = None
+    window: Window | None = None
+
+
+class RequestResume(msgspec.Struct, tag="request.resume", forbid_unknown_fields=True, kw_only=True):
+    """Everything after chunk `after` of a stream that began as resumable, on whichever connection."""
+
+    id: Id
+    request_id: str  # as `request.accepted` said it
+    after: Number = 0
+    window: Window | None = None
 
 
 class RequestCancel(msgspec.Struct, tag="cancel", forbid_unknown_fields=True):
-    id: str
+    id: Id
 
 
 class Ack(msgspec.Struct, tag="ack", forbid_unknown_fields=True):
     """Everything up to chunk `seq` was taken in."""
 
-    id: str
-    seq: int
+    id: Id
+    seq: Number
 
 
 class Ping(msgspec.Struct, tag="ping"):
@@ -37,8 +57,13 @@ class Pong(msgspec.Struct, tag="pong"):
     pass
 
 
-Frame = RequestCreate | RequestCancel | Ack | Ping | Pong
+class _Named(msgspec.Struct):
+    id: Id
+
+
+Frame = RequestCreate | RequestResume | RequestCancel | Ack | Ping | Pong
 _decoder = msgspec.json.Decoder(Frame)
+_named = msgspec.json.Decoder(_Named)
 
 PING = b'{"type":"ping"}'
 PONG = b'{"type":"pong"}'
@@ -55,19 +80,37 @@ def frame_decode(data: bytes) -> Frame:
         raise ApiError("invalid_json", f"the frame is not valid JSON: {error}") from None
 
 
-class ChunkFraming:
-    """An answer's events as frames: `chunk` with its number, and `done` for the end mark."""
+def id_of(data: bytes) -> str | None:
+    """The request that a frame names which is otherwise wrong."""
+    try:
+        return _named.decode(data).id
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
-    __slots__ = ("_id",)
+
+class ChunkFraming:
+    """An answer's events as frames: `chunk` with its number, and `done` for the end mark.
+
+    `last` is the number of the newest one, `is_done` whether it was an end mark: not all dialects have one.
+    """
+
+    __slots__ = ("_prefix", "_request", "is_done", "last")
 
     def __init__(self, request: str) -> None:
-        self._id = msgspec.json.encode(request)
+        self._request = msgspec.json.encode(request)
+        self._prefix = b'{"type":"chunk","id":%b,"seq":' % self._request
+        self.last = 0
+        self.is_done = False
 
     def __call__(self, number: int, name: bytes, data: bytes) -> bytes:
-        head = b'","id":' + self._id + b',"seq":' + str(number).encode()
+        self.last = number
         if data == sse.DONE:
-            return b'{"type":"done' + head + b"}"
-        return b'{"type":"chunk' + head + b',"data":' + data + b"}"
+            self.is_done = True
+            return self.done(number)
+        return b'%b%d,"data":%b}' % (self._prefix, number, data)
+
+    def done(self, number: int) -> bytes:
+        return b'{"type":"done","id":%b,"seq":%d}' % (self._request, number)
 
 
 def accepted(request: str, request_id: str, *, replayed: bool) -> bytes:
@@ -77,13 +120,17 @@ def accepted(request: str, request_id: str, *, replayed: bool) -> bytes:
 
 def response(request: str, body: bytes) -> bytes:
     """A whole answer."""
-    return b'{"type":"response","id":' + msgspec.json.encode(request) + b',"data":' + body + b"}"
+    return b'{"type":"response","id":%b,"data":%b}' % (msgspec.json.encode(request), body)
 
 
-def error(failure: ApiError, request: str | None) -> bytes:
-    """`error` is the envelope's; retry_after_ms as the HTTP header would say it."""
+def cancelled(request: str) -> bytes:
+    return msgspec.json.encode({"type": "cancelled", "id": request})
+
+
+def error(failure: ApiError, request: str | None, *, final: bool) -> bytes:
+    """`error` is the envelope's. `final`: the request of that id has ended, or never began."""
     envelope = msgspec.json.decode(failure.envelope())
-    frame = {"type": "error", "id": request, "status": failure.status, **envelope}
+    frame = {"type": "error", "id": request, "final": final, "status": failure.status, **envelope}
     if failure.retry_after_ms is not None:
         frame["retry_after_ms"] = failure.retry_after_ms
     return msgspec.json.encode(frame)

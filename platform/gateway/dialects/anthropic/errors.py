@@ -31,5 +31,7 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     details: dict[str, Any] = {"error_code": error.code, "param": error.param}
     if error.limit is not None:
         details["limit"] = error.limit
+    if error.usage is not None:
+        details["usage"] = error.usage
     inner = {"type": kind, "message": error.message, "details": details}
     return sse.json_line({"type": "error", "error": inner, "request_id": request_id})

@@ -1,7 +1,6 @@
 """`POST /v1/messages`: Anthropic's Messages API for text."""
 
 import secrets
-from collections.abc import Mapping
 
 from gateway.answer_parts import Head
 from gateway.dialects.anthropic.errors import error_body, status_and_type
@@ -36,7 +35,7 @@ class Messages(Dialect):
             sampling=_sampling(asked),
             max_tokens=asked.max_tokens,
             stop=tuple(asked.stop_sequences or ()),
-            grammar=_grammar(asked),
+            grammar=grammar_of(asked),
             names=NAMES,
         )
         return Ask(generation, Options())
@@ -47,10 +46,6 @@ class Messages(Dialect):
     def error(self, error: ApiError, request_id: str) -> tuple[int, bytes]:
         status, _ = status_and_type(error)
         return status, error_body(error, request_id)
-
-    def api_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        key = headers.get(b"x-api-key")
-        return headers.get(b"authorization") if key is None else b"Bearer " + key
 
 
 def _sampling(body: MessagesBody) -> Sampling:
@@ -66,7 +61,8 @@ def _sampling(body: MessagesBody) -> Sampling:
     )
 
 
-def _grammar(body: PromptBody) -> Grammar | None:
+def grammar_of(body: PromptBody) -> Grammar | None:
+    """What the answer must match. Raises ApiError."""
     wanted = body.output_config.format if body.output_config is not None else None
     if wanted is None:
         return None

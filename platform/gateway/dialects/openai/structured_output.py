@@ -4,11 +4,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.dialects.checks import MAX_GRAMMAR_CHARACTERS
 from gateway.dialects.openai.refusals import invalid
 from gateway.dialects.openai.schema import GenerationBody, JsonSchema, StructuredOutputs
 from gpuworker.wire.messages import Grammar
-
-MAX_GRAMMAR_CHARACTERS = 64 * 1024
 
 
 def grammar_validate(body: GenerationBody) -> tuple[str, Grammar | None]:

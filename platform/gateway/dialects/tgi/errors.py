@@ -1,5 +1,7 @@
 """Errors in TGI's words. What it has no type for keeps its status, and our code is the type."""
 
+from typing import Any
+
 from gateway import sse
 from gateway.errors import ApiError
 
@@ -30,5 +32,9 @@ def status_and_type(error: ApiError) -> tuple[int, str]:
 def error_body(error: ApiError) -> bytes:
     """One line of JSON; an event's data and a response's body are the same."""
     _, kind = status_and_type(error)
-    body = {"error": error.message, "error_type": kind}
-    return sse.json_line(body if error.limit is None else {**body, "limit": error.limit})
+    body: dict[str, Any] = {"error": error.message, "error_type": kind}
+    if error.limit is not None:
+        body["limit"] = error.limit
+    if error.usage is not None:
+        body["usage"] = error.usage
+    return sse.json_line(body)

@@ -30,6 +30,11 @@ class Alive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["ok"]
 
 
+class Unhealthy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    error: Literal["unhealthy"]
+    error_type: Literal["healthcheck"]
+
+
 class Readiness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready: bool
     missing: list[Literal["snapshot", "dispatcher", "worker", "spool"]]

@@ -12,9 +12,9 @@ PLATFORM_OPERATIONS = (
         id="getHealth",
         tag="Platform",
         summary="Ready, in one status",
-        description="Empty: 200 when a request sent now would be served, else 503.",
+        description="An empty 200 when a request sent now would be served, else 503.",
         media="",
-        other={503: ("A request sent now would not be served.", None)},
+        other={503: ("A request sent now would not be served.", platform.Unhealthy)},
         is_public=True,
     ),
     Operation(
