@@ -33,13 +33,16 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._template = environment.from_string(source)
-        self._tokens = tokens
+        self._constants = {**self._template.globals, **tokens}
 
     def render(self, messages: Sequence[Message]) -> str:
         """Raises ApiError when the template refuses the conversation."""
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text = self._template.render(messages=turns, add_generation_prompt=True, **self._tokens)
+            # `Template.render` in the same steps, without copying and wrapping the globals each time.
+            variables = {**self._constants, "messages": turns, "add_generation_prompt": True}
+            context = self._template.new_context(variables, shared=True)
+            text = "".join(self._template.root_render_func(context))
         except TemplateRefused as error:
             raise ApiError("invalid_value", f"the model's chat template: {error}", param="messages") from None
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:

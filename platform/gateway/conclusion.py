@@ -57,11 +57,13 @@ class Conclusions:
         recorder = job.recorder
         is_stored: bool | None = True
         if recorder is not None:
-            is_stored = await _stored(recorder, job, outcome, usage)
-            if is_stored is False:
-                message = "another gateway has taken this request over; send it again with the same key"
-                outcome = ApiError("gateway_lost", message, retry_after_ms=1_000)
-            await recorder.log(outcome)
+            try:
+                is_stored = await _stored(recorder, job, outcome, usage)
+                if is_stored is False:
+                    outcome = _overtaken()
+                await recorder.log(outcome)
+            except Exception:  # a defect of what is kept: its client hears the end all the same
+                logger.exception("request %s: its answer was not kept", job.request_id)
         if isinstance(outcome, Finished):
             job.sink.finished(outcome)
         else:
@@ -85,7 +87,10 @@ class Conclusions:
         for record, stream in zip(records, job.streams, strict=True):
             self._measure(job, stream, record)
         try:
-            await asyncio.gather(*(self._spool.append(record) for record in records))
+            if len(records) == 1:  # nearly always: a task less
+                await self._spool.append(records[0])
+            else:
+                await asyncio.gather(*(self._spool.append(record) for record in records))
         except SpoolUnavailable as error:
             logger.critical("request %s: usage not recorded: %s", job.request_id, error)
             message = "the usage of this request could not be recorded"
@@ -112,6 +117,11 @@ def _choice_ends(stream: Stream) -> list[ChoiceEnd]:
         or ChoiceEnd(stream.first_choice + choice, stream.end.reason, stream.received[choice])
         for choice in range(stream.submit.n)
     ]
+
+
+def _overtaken() -> ApiError:
+    message = "another gateway has taken this request over; send it again with the same key"
+    return ApiError("gateway_lost", message, retry_after_ms=1_000)
 
 
 async def _stored(recorder: Recorder, job: Job, outcome: Finished | ApiError, usage: Usage) -> bool | None:

@@ -19,6 +19,7 @@ HeaderList = list[tuple[bytes, bytes]]
 
 # ASGI scope extensions of our own server protocol.
 ABORT_EXTENSION = "sluice.abort"  # {"abort": drops the connection}
+LEFT_EXTENSION = "sluice.left"  # {"tell": see Exchange.left_tell}
 WRITE_EXTENSION = "sluice.write"  # {"write": see Exchange.write_now}
 _REQUEST_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 JSON_HEADERS: HeaderList = [(b"content-type", b"application/json")]
@@ -74,6 +75,17 @@ class Exchange:
         """The last value of a query parameter; empty when there is none."""
         values = parse_qs(self.scope.get("query_string", b"").decode("latin-1"), max_num_fields=64).get(name)
         return values[-1] if values else ""
+
+    def left_tell(self, callback: Callable[[], None] | None) -> bool:
+        """Have `callback` called once when the client leaves, or nobody any more.
+
+        False where the server does not offer it: then only `receive` tells.
+        """
+        extension = self.scope.get("extensions", {}).get(LEFT_EXTENSION)
+        if extension is None:
+            return False
+        extension["tell"](callback)
+        return True
 
     @property
     def write_now(self) -> Callable[[bytes], bool] | None:

@@ -6,6 +6,7 @@ Used as `uvicorn --http gateway.http_protocol:BoundedHttpProtocol`. It leans on 
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import ApiError
-from gateway.http import ABORT_EXTENSION, WRITE_EXTENSION, request_id_new
+from gateway.http import ABORT_EXTENSION, LEFT_EXTENSION, WRITE_EXTENSION, request_id_new
 from gateway.limits import Limits
 
 _SLICE_BYTES = 4096  # fed to the parser at once: how far a bound can be passed before it is noticed
@@ -35,6 +36,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _is_in_body = False  # also while trailers come
     _is_deaf = False  # nothing more is parsed
     _refusal: ApiError | None = None
+    _on_left: Callable[[], None] | None = None
     _served: RequestResponseCycle | None = None  # `cycle` is the last to arrive, which may wait behind it
 
     @property
@@ -57,6 +59,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._served is not None and not self._served.response_complete:
             self._served.disconnected = True
             self._served.message_event.set()
+            if self._on_left is not None:
+                self._on_left()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -88,7 +92,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self.limits.max_pipelined:
             self._parsing_end(ApiError("invalid_http", "too many requests wait on this connection"))
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
+        self.scope["extensions"] = {
+            ABORT_EXTENSION: {"abort": self.transport.abort},
+            LEFT_EXTENSION: {"tell": self._left_tell},
+        }
         self._header_timer_start()
 
     def on_url(self, url: bytes) -> None:
@@ -113,6 +120,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.scope["extensions"][WRITE_EXTENSION] = {"write": partial(_chunk_write, self.cycle)}
         if self.pipeline:  # uvicorn stops reading here, and would not notice that the client leaves
             self.flow.resume_reading()
+
+    def _left_tell(self, callback: Callable[[], None] | None) -> None:
+        self._on_left = callback
+        if callback is not None:
+            self.flow.resume_reading()  # paused by a long body it would notice nothing
+            if self.transport.is_closing():
+                callback()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle
@@ -238,12 +252,35 @@ def _chunk_write(cycle: RequestResponseCycle, data: bytes) -> bool:
 
 
 class _ClosingTransport:
-    """What a request writes its answer to; closing it is `close_gently`."""
+    """What a request writes its answer to; closing it is `close_gently`.
+
+    What is written first, the head, waits for the body: one system call and one packet for both.
+    """
+
+    __slots__ = ("_held", "_loop", "_write", "close", "is_closing", "write")
 
     def __init__(self, protocol: BoundedHttpProtocol) -> None:
-        self.write = protocol.transport.write
+        self._loop = protocol.loop
+        self._write = protocol.transport.write
+        self._held = b""
+        self.write = self._hold
         self.is_closing = protocol.transport.is_closing
         self.close = protocol.close_gently
+
+    def _hold(self, data: bytes) -> None:
+        self._held = data
+        self.write = self._join
+        self._loop.call_soon(self._release)
+
+    def _join(self, data: bytes) -> None:
+        self._held += data
+        self._release()
+
+    def _release(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self.write = self._write
+            self._write(held)
 
 
 def _headers_too_large(limits: Limits) -> ApiError:

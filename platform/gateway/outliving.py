@@ -52,7 +52,7 @@ class Outliving:
             if time.monotonic() - checked_at >= _CHECK_S:
                 checked_at = time.monotonic()
                 self._left = {job: left for job, left in self._left.items() if not job.is_concluding}
-                jobs = [job for job in self._jobs if job.recorder is not None]
+                jobs = [job for job in self._jobs if job in self._left or _is_followed(job)]
             await self._check([job for job in jobs if not _is_ending(job)])
 
     async def _pause(self, timeout_s: float) -> None:
@@ -70,7 +70,7 @@ class Outliving:
             for job in some:
                 if marks[job].is_cancelled:
                     job.cancel("cancelled")
-            over = [job for job in some if self._is_over(job, marks[job])]
+            over = [job for job in some if not _is_ending(job) and self._is_over(job, marks[job])]
             await asyncio.gather(*map(self._end, over))
 
     async def _marks(self, jobs: list[Job]) -> list[Marks]:
@@ -80,7 +80,7 @@ class Outliving:
         left, now = self._left.get(job), time.monotonic()
         if left is None:
             return False
-        if job.recorder is None or not job.recorder.is_followed:  # its log was lost meanwhile
+        if not _is_followed(job):  # its log was lost meanwhile
             return True
         if marks.has_listeners:
             left.alone_since = now
@@ -97,6 +97,10 @@ class Outliving:
         except LogUnavailable as error:
             logger.info("request %s ends without its client: %s", job.request_id, error)
         job.cancel("cancelled")
+
+
+def _is_followed(job: Job) -> bool:
+    return job.recorder is not None and job.recorder.is_followed
 
 
 def _is_ending(job: Job) -> bool:

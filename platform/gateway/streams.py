@@ -43,6 +43,7 @@ async def resume(
     """Raises ApiError when there is nothing to go on with."""
     # Nothing was seen yet, and the attempt is not named: whichever there is.
     wanted = stream_id if after or stream_id.attempt > 1 else stream_id.request_id
+    await gateway.token_log.listen(grant.tenant_id, stream_id.request_id)
     served = await attach(gateway, grant, wanted, framing_for, is_numbered=True, after=after)
     if served is None:
         raise expired()

@@ -136,10 +136,8 @@ class ModelTokenizer:
         bytes_bound = ask.max_tokens * self._max_token_bytes
         if bytes_bound and not ask.truncates and len(text.encode()) > bytes_bound:
             raise context_length_error(ask.max_tokens, None, param=ask.param)
-        if len(text) <= _THREAD_CHARACTERS:
-            encoding = tokenizer.encode(text, add_special_tokens=is_whole)
-        else:  # unlike `encode` it releases the interpreter lock
-            (encoding,) = tokenizer.encode_batch([text], add_special_tokens=is_whole)
+        # Unlike `encode` it keeps no offsets, which are half of the work, and releases the interpreter lock.
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=is_whole)
         ids: list[int] = encoding.ids
         return ids
 

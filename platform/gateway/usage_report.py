@@ -7,7 +7,7 @@ import msgspec
 
 from billing.connections import StoreUnavailable
 from billing.usage_lookup import UsageRow, usage_find
-from gateway.admission import key_authenticate, reading_slot
+from gateway.admission import key_authenticate
 from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.http import Exchange, request_id_parse
 from gateway.runtime import Gateway
@@ -19,8 +19,7 @@ async def usage_get(gateway: Gateway, exchange: Exchange) -> None:
     """Raises ApiError; a request of another tenant looks like none."""
     grant = key_authenticate(gateway, exchange.headers)
     request_id = request_id_parse(exchange.path.removeprefix(PREFIX))
-    with reading_slot(gateway, grant):
-        rows = await _rows(gateway, grant.tenant_id, request_id)
+    rows = await _rows(gateway, grant.tenant_id, request_id)
     job = gateway.job_find(grant.tenant_id, request_id)
     if not rows and job is None:
         message = f"no usage is recorded for the request {request_id}; it appears some moments after its end"

@@ -1,7 +1,7 @@
 """While an answer is delivered its client is watched: one that leaves is noticed even in silence."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.http import ClientLeft, Exchange
@@ -12,12 +12,15 @@ from gateway.served import Served
 class Watch:
     """Of one client, from its body's last byte on."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._task = asyncio.create_task(_disconnect_wait(exchange))
+    __slots__ = ("_exchange", "_on_left", "_task", "has_left")
 
-    @property
-    def has_left(self) -> bool:
-        return self._task.done()
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._on_left: Callable[[], None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.has_left = False
+        if not exchange.left_tell(self._left):
+            self._task = asyncio.create_task(self._disconnect_wait())
 
     @contextmanager
     def delivering(self, gateway: Gateway, served: Served) -> Iterator[None]:
@@ -26,16 +29,25 @@ class Watch:
         try:
             if self.has_left:
                 raise ClientLeft
-            self._task.add_done_callback(lambda _: served.answer.leave())
+            self._on_left = served.answer.leave
             yield
         finally:
             gateway.deliver_end(served)
             self.close()
 
     def close(self) -> None:
-        self._task.cancel()
+        self._on_left = None
+        if self._task is None:
+            self._exchange.left_tell(None)
+        else:
+            self._task.cancel()
 
+    def _left(self) -> None:
+        self.has_left = True
+        if self._on_left is not None:
+            self._on_left()
 
-async def _disconnect_wait(exchange: Exchange) -> None:
-    while (await exchange.receive())["type"] != "http.disconnect":
-        pass
+    async def _disconnect_wait(self) -> None:
+        while (await self._exchange.receive())["type"] != "http.disconnect":
+            pass
+        self._left()

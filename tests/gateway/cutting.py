@@ -78,9 +78,7 @@ class Reader:
     async def run(self, cuts: int) -> None:
         """To the end, cut so many times at most on the way."""
         gateways = len(self._fleet.gateways)
-        connection = await self._fleet.open(
-            self._speech.body, *self._headers, gateway=self._rng.randrange(gateways), path=self._speech.path
-        )
+        connection = await self._begin(self._rng.randrange(gateways))
         head = await asyncio.wait_for(connection.head(), WAIT_S)
         assert head.status == 200, await connection.reader.read(2000)
         self.request_id = head.headers["x-request-id"]
@@ -92,6 +90,10 @@ class Reader:
 
     def _limit(self, cuts: int) -> int | None:
         return int(self._rng.expovariate(1 / MEAN_BYTES)) if self.cuts < cuts else None
+
+    async def _begin(self, gateway: int) -> RawConnection:
+        speech = self._speech
+        return await self._fleet.open(speech.body, *self._headers, gateway=gateway, path=speech.path)
 
     async def _resume(self, gateway: int) -> RawConnection:
         path = f"/v1/streams/{self.request_id}"
@@ -110,7 +112,9 @@ class Reader:
         while not is_whole and (limit is None or len(raw) < limit):
             wanted = 65536 if limit is None else limit - len(raw)
             data = await asyncio.wait_for(connection.reader.read(wanted), WAIT_S)
-            assert data, "the gateway closed the connection"
+            if not data:
+                self._take(unchunked(raw)[0])
+                raise ConnectionError("the gateway closed the connection")
             raw += data
             is_whole = unchunked(raw)[1]
         self._take(unchunked(raw)[0])
@@ -136,6 +140,38 @@ class Reader:
             else:
                 assert event.number == 1
             self.events.append(event)
+
+
+class Survivor(Reader):
+    """Its gateway may die: it goes on elsewhere, or begins again with its key, until it has a whole answer."""
+
+    async def run(self, cuts: int) -> None:
+        while not self.has_ended:
+            gateway = self._rng.randrange(len(self._fleet.gateways))
+            try:
+                await self._try(gateway, self._limit(cuts))
+            except OSError:
+                await asyncio.sleep(0.05)
+            except asyncio.IncompleteReadError:
+                pass  # killed before its head
+
+    async def _try(self, gateway: int, limit: int | None) -> None:
+        connection = await (self._resume(gateway) if self.events else self._begin(gateway))
+        head = await asyncio.wait_for(connection.head(), WAIT_S)
+        if head.status == 200:
+            self.request_id = head.headers["x-request-id"]
+            await self._read(connection, limit)
+            if self.events and '"gateway_lost"' in self.events[-1].data:
+                self._begin_again()
+        else:
+            assert head.status in (409, 410, 503), await connection.reader.read(2000)
+            if head.status == 410:
+                self._begin_again()
+            await asyncio.sleep(0.1)
+
+    def _begin_again(self) -> None:
+        self.events.clear()
+        self.has_ended = False
 
 
 def unchunked(raw: bytes) -> tuple[bytes, bool]:

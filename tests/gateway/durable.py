@@ -104,6 +104,20 @@ class Fleet:
             cursor = await conn.execute(query, arguments)
             return await cursor.fetchall() if cursor.description else []
 
+    async def apply(self, query: str, *arguments: Any) -> None:
+        """A change of keys, tenants or routes. Returns when every gateway has read it."""
+        begun_at = asyncio.get_running_loop().time()
+        await self.sql(query, *arguments)
+        for gateway in self.gateways:
+            for _ in range(500):
+                asked_at = asyncio.get_running_loop().time()
+                if await gateway.metric("snapshot_age_seconds") < asked_at - begun_at:
+                    break
+                await asyncio.sleep(0.02)
+            else:
+                raise AssertionError("a gateway has not read it")
+        await asyncio.sleep(0.05)  # one may have been reading before
+
     async def leases_end(self) -> None:
         """As if 15 seconds had passed for all owners that do not renew them."""
         await self.sql(

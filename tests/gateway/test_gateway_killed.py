@@ -1,8 +1,11 @@
 """Gateways are killed, or stopped, around durable requests: resumed or refused, and one bill."""
 
 import asyncio
+import secrets
 import signal
 import time
+from dataclasses import replace
+from random import Random
 
 import psycopg
 import pytest
@@ -12,6 +15,7 @@ from billing.reaper import reap
 from billing.worker_usage import Cursor, worker_usage_store
 from gpuworker.wire.messages import Submit, UsageCheckpoint
 from tests.gateway.begun import RESUMABLE, STREAMED, WORDS, begin, code, rest
+from tests.gateway.cutting import SPEECHES, Survivor
 from tests.gateway.durable import Fleet, gateway_added, key, paced
 from tests.gateway.proxy import Relay
 
@@ -86,6 +90,35 @@ async def test_a_killed_gateways_request_runs_again_elsewhere(fleet: Fleet, *, r
         assert {str(row[0]) for row in rows} == {begun.request_id}
         assert sum(row[3] > 0 for row in rows) == 1  # the prompt once
         assert sum(row[4] for row in rows) == len(WORDS)
+
+
+def _words(submit: Submit) -> list[str]:
+    """Of another attempt others."""
+    return [f" {submit.attempt}.{number}" for number in range(40)]
+
+
+async def test_killed_under_many_clients(fleet: Fleet) -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    rng = Random(seed)
+    async with gateway_added(fleet) as fleet:
+        fleet = replace(fleet, gateways=fleet.gateways[:2])
+        names = [f"many-{number}" for number in range(12)]
+        survivors = [Survivor(fleet, Random(f"{seed} {name}"), SPEECHES[0], key(name)) for name in names]
+        with fleet.scripted(paced(_words, 0.02)):
+            running = [asyncio.create_task(survivor.run(5)) for survivor in survivors]
+            await asyncio.sleep(rng.uniform(0.1, 0.8))
+            fleet.gateways[0].process.kill()
+            await asyncio.sleep(HEARD_S)
+            await fleet.leases_end()
+            await asyncio.wait_for(asyncio.gather(*running), 30)
+        for name, survivor in zip(names, survivors, strict=True):
+            await fleet.settled(name, "done")
+            attempt = 1 if survivor.events[0].stream_id == survivor.request_id else 2
+            assert survivor.text == "".join(f" {attempt}.{number}" for number in range(40))
+        rows = await fleet.usage_rows(len(names))
+    assert {str(row[0]) for row in rows} == {survivor.request_id for survivor in survivors}
+    assert all((row[3] > 0, row[4]) == (True, 40) for row in rows)
 
 
 async def test_the_spool_of_a_killed_gateway_is_billed_once_when_it_is_back(fleet: Fleet) -> None:

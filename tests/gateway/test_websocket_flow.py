@@ -1,4 +1,4 @@
-"""The life of a socket: credit, slow readers, cancelled requests, clients that leave, silence, and the end."""
+"""The life of a socket: credit, slow readers, cancelled requests, clients that leave, silence, its end."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ async def placed(gateway: GatewayProcess) -> Submit:
     return submit
 
 
-async def told_worker(gateway: GatewayProcess, kind: type, sid: int) -> float:
+async def told_worker(gateway: GatewayProcess, kind: type[Pause] | type[Resume], sid: int) -> float:
     """When the worker gets it."""
     queue: asyncio.Queue[Any] = gateway.worker.pauses
     while True:
@@ -232,7 +232,7 @@ async def test_a_gateway_that_stops_lets_requests_finish_then_ends_them_and_clos
         await gateway.ready()
         async with socket_open(gateway) as busy, socket_open(gateway) as idle:
             for name in ("finishes", "stays", "starved"):
-                await busy.create(name, **({"window": 1} if name == "starved" else {}))
+                await busy.create(name, window=1 if name == "starved" else None)
             submits = [await placed(gateway) for _ in range(3)]
             for number in range(2):
                 gateway.worker.emit(submits[2].sid, number, 1, WORD)

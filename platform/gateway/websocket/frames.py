@@ -11,6 +11,7 @@ from gateway.errors import ApiError
 MAX_ID_CHARACTERS = 128
 MAX_WINDOW = 4096
 _MAX_NUMBER = 1 << 48
+_MAX_ECHO = 300  # characters of what is wrong
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
 Window = Annotated[int, Meta(ge=1, le=MAX_WINDOW)]
@@ -75,9 +76,9 @@ def frame_decode(data: bytes) -> Frame:
         frame: Frame = _decoder.decode(data)
         return frame
     except msgspec.ValidationError as error:
-        raise ApiError("invalid_value", f"this is no frame of this protocol: {error}") from None
+        raise ApiError("invalid_value", f"this is no frame of this protocol: {error}"[:_MAX_ECHO]) from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ApiError("invalid_json", f"the frame is not valid JSON: {error}") from None
+        raise ApiError("invalid_json", f"the frame is not valid JSON: {error}"[:_MAX_ECHO]) from None
 
 
 def id_of(data: bytes) -> str | None:

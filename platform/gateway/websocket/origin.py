@@ -15,13 +15,17 @@ def origin_normal(text: str) -> str:
 
     Raises ValueError when it is no origin of a web page; `null` is none.
     """
-    parts = urlsplit(text)
-    port = parts.port or _PORTS.get(parts.scheme, 0)  # raises ValueError
-    if not port or not parts.hostname or text.count("/") != len("//") or "@" in text:
+    try:
+        parts = urlsplit(text)
+        port = parts.port or _PORTS[parts.scheme]
+        host = parts.hostname or ""
+        if parts.netloc.startswith("["):
+            host = f"[{ipaddress.IPv6Address(host)}]"
+    except (ValueError, KeyError):
+        port, host = 0, ""
+    if not port or not host or parts.scheme not in _PORTS or text.count("/") != len("//") or "@" in text:
         raise ValueError(f"{text[:200]!r} is no origin such as https://app.example")
-    if not parts.netloc.startswith("["):
-        return f"{parts.scheme}://{parts.hostname}:{port}"
-    return f"{parts.scheme}://[{ipaddress.IPv6Address(parts.hostname)}]:{port}"
+    return f"{parts.scheme}://{host}:{port}"
 
 
 def is_allowed(origin: str, host: str, *, is_tls: bool, allowed: Set[str]) -> bool:

@@ -146,15 +146,15 @@ class SocketRequest:
     async def _chunks_send(self, answer: Answer) -> None:
         """All but `done`. Without credit for too long the watchdog cuts it; the socket itself has a bound."""
         while True:
+            if not answer.pending and answer.is_ended:
+                return
+            if self._framing.is_done and len(answer.pending) == 1:
+                answer.drop_pending()  # the end mark needs no credit
+                return
             if answer.pending and self._has_credit:
                 answer.writing_since = 0.0
-                chunk = answer.take_one()
-                if self._framing.is_done and not answer.pending:
-                    return
                 self._sent += 1
-                await self._writer.send(chunk)
-            elif answer.is_ended and not answer.pending:
-                return
+                await self._writer.send(answer.take_one())
             else:
                 if answer.pending and not answer.writing_since:
                     answer.writing_since = time.monotonic()

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from gateway.dialects.openai.refusals import unsupported
 
@@ -38,7 +38,8 @@ def neutral_require(
 ) -> None:
     """Raises ApiError naming the first field, but for `exempt` ones, that asks for something."""
     for name, accepted in _accepted(type(struct)).items():
-        if name not in exempt and not is_one_of(getattr(struct, name), accepted):
+        value = getattr(struct, name)
+        if value is not UNSET and name not in exempt and not is_one_of(value, accepted):
             raise unsupported(prefix + name)
 
 
