@@ -91,6 +91,10 @@ class Application:
             gateway.open_requests += 1
             try:
                 await _serve(gateway, Exchange(scope, receive, send))
+            except asyncio.CancelledError:
+                # The server stops. One without a lifespan waits for its requests alone: they wait for usage.
+                await gateway.settled()
+                raise
             finally:
                 gateway.open_requests -= 1
         elif scope["type"] == "websocket":

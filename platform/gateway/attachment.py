@@ -156,6 +156,7 @@ async def _answer_make(gateway: Gateway, opened: Opened, framing: Framing | None
 
 def _lost(answer: Answer, cause: Lost) -> None:
     logger.warning("a followed answer was lost: %s", cause)
-    answer.failed(
-        ApiError("gateway_lost", "the gateway that computed this answer was lost", retry_after_ms=1_000)
-    )
+    message = "the gateway that computed this answer was lost"
+    if cause != "owner_lost":
+        message = "the rest of this answer cannot be read any more"
+    answer.failed(ApiError("gateway_lost", message, retry_after_ms=1_000))

@@ -8,6 +8,8 @@ from uuid import UUID
 from billing.idempotency import Claim, Reused, Running, Stored, StoreUnavailable
 from gateway.errors import LimitDetail, overloaded
 from gateway.runtime import Gateway
+from gateway.token_log.log import LogUnavailable
+from tenants.contracts import KeyGrant
 
 _RETRY_S = 2.0
 _TRIES = 150
@@ -17,15 +19,28 @@ logger = logging.getLogger(__name__)
 Found = Claim | Running | Stored | Reused
 
 
-async def claim(gateway: Gateway, tenant_id: UUID, key: str, fingerprint: bytes, request_id: UUID) -> Found:
-    """From an owner whose lease has lapsed only where its heart is not heard either.
+async def claim(gateway: Gateway, grant: KeyGrant, key: str, fingerprint: bytes, request_id: UUID) -> Found:
+    """Raises ApiError when the records cannot be reached; then nothing may run.
 
-    Raises ApiError when the records cannot be reached; then nothing may run.
+    A lease lapses if its owner dies, but also if it only cannot reach PostgreSQL: a request is not taken
+    from a gateway that is heard, and keeps a log of it, in Valkey.
     """
+    tenant_id = grant.tenant_id
     found = await _claim(gateway, tenant_id, key, fingerprint, request_id, may_take_over=False)
-    if isinstance(found, Running) and found.is_lapsed and not await gateway.token_log.is_alive(found.owner):
+    if isinstance(found, Running) and found.is_lapsed and not await _is_running(gateway, grant, found):
         found = await _claim(gateway, tenant_id, key, fingerprint, request_id, may_take_over=True)
     return found
+
+
+async def _is_running(gateway: Gateway, grant: KeyGrant, found: Running) -> bool:
+    log = gateway.token_log
+    if not await log.is_alive(found.owner):
+        return False
+    try:
+        opened = await log.find(grant.tenant_id, found.request_id, grant.data_key)
+    except LogUnavailable:
+        return False
+    return opened is not None and (opened.owner, opened.attempt) == (found.owner, found.attempt)
 
 
 async def _claim(

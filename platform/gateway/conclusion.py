@@ -41,13 +41,17 @@ class Conclusions:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self, timeout_s: float) -> None:
-        """When all were told, or after that time. What waits for a store is given up: its lease ends."""
+    async def told(self, timeout_s: float) -> None:
+        """When all were, or after that time."""
         if self._jobs:
             self._all_told.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._all_told.wait()
+
+    async def close(self, timeout_s: float) -> None:
+        """When all were told, or after that time. What waits for a store is given up: its lease ends."""
+        await self.told(timeout_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

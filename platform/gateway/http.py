@@ -29,6 +29,18 @@ class ClientLeft(Exception):
     """The client closed the connection before there was anything to answer."""
 
 
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Names in lower case. Of one that occurs more than once the values are joined (RFC 9110 §5.3).
+
+    So whoever expects one value sees that there are more: nobody before us may have chosen another one.
+    """
+    raw = scope["headers"]
+    headers = dict(raw)
+    if len(headers) != len(raw):
+        headers = {name: b", ".join(value for other, value in raw if other == name) for name in headers}
+    return headers
+
+
 def request_id_new() -> UUID:
     return uuid7(time.time_ns() // 1_000_000, secrets.randbits(74))
 
@@ -61,7 +73,7 @@ class Exchange:
         self.send = send
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers = headers_of(scope)
         self.request_id = request_id_new()
         self.started_at = time.monotonic()
         self.status = 0

@@ -7,7 +7,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -95,6 +94,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {
             ABORT_EXTENSION: {"abort": self.transport.abort},
             LEFT_EXTENSION: {"tell": self._left_tell},
+            WRITE_EXTENSION: {"write": self._chunk_write},
         }
         self._header_timer_start()
 
@@ -117,7 +117,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle is not before:
             closing: Any = _ClosingTransport(self)  # the three methods of a transport that a cycle uses
             self.cycle.transport = closing
-            self.scope["extensions"][WRITE_EXTENSION] = {"write": partial(_chunk_write, self.cycle)}
         if self.pipeline:  # uvicorn stops reading here, and would not notice that the client leaves
             self.flow.resume_reading()
 
@@ -127,6 +126,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()  # paused by a long body it would notice nothing
             if self.transport.is_closing():
                 callback()
+
+    def _chunk_write(self, data: bytes) -> bool:
+        """Part of a response that has begun, written at once; False when it must wait for its reader."""
+        cycle = self._served
+        if cycle is None or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        if cycle.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle
@@ -241,14 +250,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._header_timer_start()
         elif not self.transport.is_closing():
             self.transport.close()
-
-
-def _chunk_write(cycle: RequestResponseCycle, data: bytes) -> bool:
-    """Part of a response that has begun, written at once; False when it must wait for its reader."""
-    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
-        return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-    return True
 
 
 class _ClosingTransport:

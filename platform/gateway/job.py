@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from gateway.answer_parts import Head, Sink
+from gateway.answer_parts import Sink
 from gateway.errors import ApiError, deadline_exceeded
 from gateway.generation import Generation
 from gateway.revocation import revoked
@@ -38,11 +38,10 @@ class Job:
         "attempt",
         "deadline_at",
         "failure",
-        "generation",
         "grant",
         "has_client",
-        "head",
         "is_concluding",
+        "is_stream",
         "names",
         "recorder",
         "request_id",
@@ -59,7 +58,6 @@ class Job:
         grant: KeyGrant,
         route: ModelRoute,
         generation: Generation,
-        head: Head,
         sink: Sink,
         recorder: "Recorder | None",
         accepted_at: float,
@@ -71,9 +69,8 @@ class Job:
         self.attempt = attempt
         self.grant = grant
         self.route = route
-        self.generation = generation
+        self.is_stream = generation.stream
         self.names = generation.names
-        self.head = head
         self.sink = sink
         self.recorder = recorder
         self.accepted_at = accepted_at

@@ -204,6 +204,10 @@ class Gateway:
         if self._stop_task is None:
             self._stop_task = self.spawn(self._drain())
 
+    async def settled(self) -> None:
+        """Returns when all that ran is recorded, or when the time for it is over."""
+        await self._conclusions.told(self.limits.settle_s + 1)
+
     async def close(self) -> None:
         """What runs is ended and recorded first: the parts go last."""
         self._requests_end()

@@ -44,7 +44,7 @@ async def serve(
         return _compute(gateway, prepared, framing_for, call.request_id, is_resumable=is_resumable)
     fingerprint, wait_s = fingerprint_of(call.body, call.path), _FIRST_WAIT_S
     while True:
-        found = await claim(gateway, call.grant.tenant_id, key, fingerprint, call.request_id)
+        found = await claim(gateway, call.grant, key, fingerprint, call.request_id)
         match found:
             case Claim():
                 return await _compute_claimed(gateway, prepared, framing_for, found, is_resumable, is_gone)

@@ -4,7 +4,6 @@ It is settled when nothing more is produced anywhere for it; only then its usage
 """
 
 from typing import Protocol
-from uuid import UUID
 
 import msgspec
 
@@ -48,7 +47,6 @@ class Stream:
         "placed_at",
         "prompt",
         "received",
-        "request_id",
         "sid",
         "submit",
         "submitted_at",
@@ -59,7 +57,6 @@ class Stream:
     def __init__(
         self,
         *,
-        request_id: UUID,
         submit: Submit,
         prompt: int,
         owner: StreamOwner,
@@ -67,7 +64,6 @@ class Stream:
         now: float,
     ) -> None:
         self.sid = submit.sid
-        self.request_id = request_id
         self.submit = submit
         self.prompt = prompt
         self.first_choice = prompt * submit.n
@@ -87,6 +83,10 @@ class Stream:
         self.end: End | None = None
         self.ended_code = ""  # of the dispatcher, or replica_lost
         self.is_settled = False
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
 
     @property
     def output_tokens(self) -> int:
@@ -134,3 +134,8 @@ class Stream:
         if not self.is_settled:
             self.is_settled = True
             self.owner.stream_settled()
+
+    def release(self) -> None:
+        """Nobody writes into it any more: without what it wrote to, a request is freed at its end, and the
+        cycle collector has nothing to find."""
+        del self.owner, self._sink

@@ -126,7 +126,6 @@ def submit(
         grant=call.grant,
         route=prepared.route,
         generation=prepared.generation,
-        head=prepared.head(request_id),
         sink=sink,
         recorder=recorder,
         accepted_at=call.started_at,
@@ -138,7 +137,6 @@ def submit(
     for index in range(len(prepared.prompts)):
         message = _submit_message(gateway, prepared, index, request_id, attempt, deadline_ms)
         stream = Stream(
-            request_id=UUID(message.request_id),
             submit=message,
             prompt=index,
             owner=job,

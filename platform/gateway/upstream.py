@@ -94,6 +94,7 @@ class Upstream:
 
     def forget(self, stream: Stream) -> None:
         self.streams.pop(stream.sid, None)
+        stream.release()
 
     def _ready(self) -> None:
         """A dispatcher that was away, or is new, is told what waits for it.

@@ -31,25 +31,25 @@ def usage_of(job: Job, stream: Stream, gateway_incarnation: str, unix_ms: int) -
 
     When we failed, what bills is what the client was given: nothing of an answer that is not streamed.
     """
-    end, outcome = stream.end, stream_outcome(job, stream)
-    if outcome == "completed" and not job.generation.stream and _is_our_failure(job):
+    submit, end, outcome = stream.submit, stream.end, stream_outcome(job, stream)
+    if outcome == "completed" and not job.is_stream and _is_our_failure(job):
         outcome = "error"  # another prompt of the same answer failed: this one is not given out either
     if end is not None:
         prompt, cached, output = end.prompt_tokens, end.cached_tokens, end.output_tokens
     elif stream.has_begun:
-        prompt, cached, output = len(stream.submit.prompt) // _BYTES_PER_ID, 0, stream.output_tokens
+        prompt, cached, output = len(submit.prompt) // _BYTES_PER_ID, 0, stream.output_tokens
     else:
         prompt = cached = output = 0
     if outcome in _OUR_FAILURES:
-        output = min(output, stream.output_tokens) if job.generation.stream else 0
+        output = min(output, stream.output_tokens) if job.is_stream else 0
     return UsageRecord(
-        request_id=str(stream.request_id),
-        attempt=job.attempt,
-        tenant_id=str(job.grant.tenant_id),
+        request_id=submit.request_id,
+        attempt=submit.attempt,
+        tenant_id=submit.tenant,
         key_id=str(job.grant.key_id),
-        model=job.route.slug,
-        digest=job.route.digest,
-        klass=job.generation.klass,
+        model=submit.model,
+        digest=submit.digest,
+        klass=submit.klass,
         worker=stream.worker_id,
         worker_incarnation=stream.worker,
         gateway=gateway_incarnation,

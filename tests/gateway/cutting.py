@@ -143,7 +143,7 @@ class Reader:
 
 
 class Survivor(Reader):
-    """Its gateway may die: it goes on elsewhere, or begins again with its key, until it has a whole answer."""
+    """Its gateway may die: it goes on elsewhere, or begins again with its key, until it has all."""
 
     async def run(self, cuts: int) -> None:
         while not self.has_ended:

@@ -79,6 +79,7 @@ class PreparedApplication(Application):
 
 class QuickSocketProtocol(BoundedWebSocketProtocol):
     limits = Limits(max_socket_message_bytes=200_000)
+    close_timeout_s = 0.3
 
 
 class QuickProtocol(BoundedHttpProtocol):

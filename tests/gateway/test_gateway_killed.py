@@ -107,7 +107,7 @@ async def test_killed_under_many_clients(fleet: Fleet) -> None:
         survivors = [Survivor(fleet, Random(f"{seed} {name}"), SPEECHES[0], key(name)) for name in names]
         with fleet.scripted(paced(_words, 0.02)):
             running = [asyncio.create_task(survivor.run(5)) for survivor in survivors]
-            await asyncio.sleep(rng.uniform(0.1, 0.8))
+            await asyncio.sleep(rng.uniform(0.1, 0.6))
             fleet.gateways[0].process.kill()
             await asyncio.sleep(HEARD_S)
             await fleet.leases_end()

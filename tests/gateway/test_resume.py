@@ -12,8 +12,9 @@ from random import Random
 
 import pytest
 
+from tests.gateway.begun import rest
 from tests.gateway.cutting import SPEECHES, Reader
-from tests.gateway.durable import Fleet, paced
+from tests.gateway.durable import BODY, Fleet, key, paced
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -56,6 +57,19 @@ async def torn_apart(fleet: Fleet, seed: int) -> int:
         datas = [line[6:] for line in whole.body.decode().split("\n") if line.startswith("data: ")]
         assert [event.data for event in reader.events] == datas
     return sum(reader.cuts for reader in readers)
+
+
+async def test_a_reader_that_is_slow_for_a_while_gets_everything(fleet: Fleet) -> None:
+    """More than may wait for it: the log is read when it reads."""
+    words = [f"{number:0100}" for number in range(3000)]
+    with fleet.scripted(paced(words)):
+        written = asyncio.create_task(fleet.post({**BODY, "stream": True}, key("slow")))
+        await asyncio.sleep(0.05)
+        slow = await fleet.open({**BODY, "stream": True}, key("slow"), gateway=1)
+        await slow.head()
+        await asyncio.sleep(1.0)
+        assert await rest(slow) == (await written).body
+    await fleet.usage_rows(1)
 
 
 async def test_cut_anywhere_and_resumed_anywhere(fleet: Fleet) -> None:

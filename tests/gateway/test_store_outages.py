@@ -4,7 +4,10 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -13,7 +16,7 @@ from websockets.asyncio.client import connect
 from devservices.valkey import ValkeyServer
 from gpuworker.wire.messages import Submit
 from tests.gateway.begun import RESUMABLE, STREAMED, WORDS, begin, code
-from tests.gateway.durable import BODY, Fleet, gateway_added, key, key_known, paced
+from tests.gateway.durable import BODY, Fleet, gateway_added, key, paced
 from tests.gateway.proxy import Relay
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -127,13 +130,35 @@ async def test_a_gateway_that_never_saw_valkey_serves(fleet: Fleet) -> None:
         await fleet.usage_rows(3)
 
 
+async def test_a_claim_whose_answer_was_lost_is_taken_over(fleet: Fleet) -> None:
+    """Committed, but nobody heard of it: its owner lives, and runs nothing."""
+    with fleet.scripted(paced(WORDS)):
+        first = await fleet.post(BODY, key("unheard"))
+        query = (
+            "UPDATE billing_idempotencyrecord SET state = 'in_flight', request_id = %s WHERE tenant_id = %s"
+        )
+        await fleet.sql(query, uuid4(), fleet.customer.tenant_id)
+        await fleet.leases_end()
+        again = await fleet.post(BODY, key("unheard"), gateway=1)
+    assert (first.status, again.status) == (200, 200)
+    assert again.json()["choices"] == first.json()["choices"]
+    await fleet.usage_rows(2)
+
+
+@asynccontextmanager
+async def records_locked(fleet: Fleet) -> AsyncIterator[None]:
+    """Meanwhile no key can be claimed."""
+    async with await psycopg.AsyncConnection.connect(fleet.database.admin_url) as conn:
+        await conn.execute("LOCK TABLE billing_idempotencyrecord IN ACCESS EXCLUSIVE MODE")
+        yield
+        await conn.rollback()
+
+
 @pytest.mark.parametrize("carrier", ["http", "socket"])
 async def test_a_client_that_leaves_while_its_key_is_claimed_leaves_nothing(
     fleet: Fleet, carrier: str
 ) -> None:
-    url = fleet.database.admin_url
-    async with await psycopg.AsyncConnection.connect(url) as conn:
-        await conn.execute("LOCK TABLE billing_idempotencyrecord IN ACCESS EXCLUSIVE MODE")
+    async with records_locked(fleet):
         if carrier == "http":
             connection = await fleet.open(STREAMED, key("hasty"))
             await asyncio.sleep(0.3)
@@ -141,7 +166,6 @@ async def test_a_client_that_leaves_while_its_key_is_claimed_leaves_nothing(
         else:
             await _socket_hurry(fleet)
         await asyncio.sleep(0.2)
-        await conn.rollback()
     await fleet.settled("hasty", "failed")
     assert fleet.gateways[0].dispatcher.submits.empty()
     with fleet.scripted(paced(WORDS)):
@@ -162,10 +186,12 @@ async def _socket_hurry(fleet: Fleet) -> None:
 
 async def test_a_dispatcher_that_is_away_leaves_no_claim(fleet: Fleet) -> None:
     async with gateway_added(fleet) as fleet:
-        gateway = fleet.gateways[0]
-        await gateway.dispatcher.stop()
-        refused = await fleet.post(BODY, key("placeless"))
-        assert code(refused) == (503, "overloaded")
+        async with records_locked(fleet):
+            refused = asyncio.create_task(fleet.post(BODY, key("placeless")))
+            await asyncio.sleep(0.3)
+            await fleet.gateways[0].dispatcher.stop()
+            await asyncio.sleep(0.1)
+        assert code(await refused) == (503, "overloaded")
+        assert await fleet.record("placeless") == ("failed", 1)
         with fleet.scripted(paced(WORDS)):
             assert (await fleet.post(BODY, key("placeless"), gateway=1)).status == 200
-        await key_known(fleet, 0)

@@ -106,7 +106,7 @@ async def test_a_later_attempt_is_another_stream(fleet: Fleet) -> None:
     begun = await begin(fleet, RESUMABLE, key("twice"))
     assert (await begun.delete(0)).status == 202
     await fleet.settled("twice", "failed")
-    with fleet.scripted(paced(["one", " two", " three"], 0.05)):
+    with fleet.scripted(paced(["one", " two", " three"], 0.3)):
         again = await fleet.post(STREAMED, RESUMABLE, key("twice"), gateway=1)  # and is not ended with it
     assert again.headers["x-request-id"] == begun.request_id
     assert again.body.endswith(b"[DONE]\n\n")

@@ -7,12 +7,14 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 
 from gpuworker.wire.messages import Pause, Resume, Submit
 from tests.gateway.harness import MODEL, QUICK, GatewayProcess, gateway_started
@@ -44,6 +46,11 @@ async def gateway(process: GatewayProcess) -> AsyncIterator[GatewayProcess]:
 async def client(gateway: GatewayProcess) -> AsyncIterator[SocketClient]:
     async with socket_open(gateway) as opened:
         yield opened
+
+
+def descriptors(gateway: GatewayProcess) -> int:
+    """How many the process has open."""
+    return len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir()))
 
 
 async def placed(gateway: GatewayProcess) -> Submit:
@@ -149,6 +156,30 @@ async def test_who_sends_and_does_not_read_is_dropped(gateway: GatewayProcess) -
                     await client.connection.send('{"type":"nothing"}' * 10)
         client.connection.transport.abort()
     await gateway.idle()
+
+
+async def test_who_closes_without_reading_is_dropped_too(gateway: GatewayProcess) -> None:
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", gateway.port))
+    async with socket_open(gateway, sock=raw, max_queue=1) as client:
+        await client.create("a")
+        submit = await placed(gateway)
+        await client.receive_until("request.accepted")
+        client.connection.transport.pause_reading()
+        for number in range(40):
+            gateway.worker.emit(submit.sid, number, 1, WORD * 100)
+        await asyncio.sleep(0.1)
+        before = descriptors(gateway)
+        client.connection.transport.write(Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True))
+        for _ in range(200):
+            if descriptors(gateway) < before:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            raise AssertionError("the connection is still there")
+        client.connection.transport.abort()
 
 
 @pytest.mark.parametrize("state", ["waiting", "placed", "streaming", "whole"])

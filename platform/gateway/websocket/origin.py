@@ -21,9 +21,10 @@ def origin_normal(text: str) -> str:
         host = parts.hostname or ""
         if parts.netloc.startswith("["):
             host = f"[{ipaddress.IPv6Address(host)}]"
+        is_origin = bool(host) and parts.scheme in _PORTS and not any((*parts[2:], parts.username))
     except (ValueError, KeyError):
-        port, host = 0, ""
-    if not port or not host or parts.scheme not in _PORTS or text.count("/") != len("//") or "@" in text:
+        is_origin = False
+    if not is_origin:
         raise ValueError(f"{text[:200]!r} is no origin such as https://app.example")
     return f"{parts.scheme}://{host}:{port}"
 

@@ -19,7 +19,6 @@ from gateway.limits import Limits
 from gateway.websocket.writer import SERVER_EXTENSION
 
 _MAX_FRAGMENTS = 4096  # of one message: empty ones cost memory, and no limit on bytes sees them
-_CLOSE_TIMEOUT_S = 5.0  # for the client's part of the closing handshake
 _TEXT = 0x81  # a final text frame (RFC 6455 §5.2)
 
 # uvicorn would log each upgrade with its address, which may hold a key that somebody put there.
@@ -34,13 +33,14 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     """
 
     limits = Limits()
+    close_timeout_s = 5.0  # for the client's part of the closing handshake
     on_shutdown: Callable[[], None] | None = None
     _abort_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.logger = _logger
-        self.close_timeout = _CLOSE_TIMEOUT_S
+        self.close_timeout = self.close_timeout_s
         self.conn = ServerProtocol(max_size=self.limits.max_socket_message_bytes, logger=_logger)
 
     def write_now(self, frame: bytes) -> bool:
@@ -80,7 +80,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     async def run_asgi(self) -> None:
         await super().run_asgi()
         if not self.disconnected:  # a close waits for ever for bytes that nobody reads
-            self._abort_timer = self.loop.call_later(_CLOSE_TIMEOUT_S, self.transport.abort)
+            self._abort_timer = self.loop.call_later(self.close_timeout_s, self.transport.abort)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:  # refused, which uvicorn takes for a defect
+            self.handshake_complete = True
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from gateway.admission import key_authenticate
 from gateway.auth import SCOPE_COMPLETIONS, scope_require
 from gateway.errors import ApiError, LimitDetail, overloaded, stopping
-from gateway.http import JSON_HEADERS, Scope, Send, request_id_new
+from gateway.http import JSON_HEADERS, Scope, Send, headers_of, request_id_new
 from gateway.runtime import Gateway
 from gateway.websocket.origin import is_allowed
 from tenants.contracts import KeyGrant
@@ -30,7 +30,7 @@ def admit(gateway: Gateway, scope: Scope) -> KeyGrant:
     if gateway.is_stopping:
         raise stopping()
     _query_judge(scope.get("query_string", b"").decode("latin-1"))
-    headers: dict[bytes, bytes] = dict(scope["headers"])
+    headers = headers_of(scope)
     _origin_judge(gateway, scope, headers)
     grant = key_authenticate(gateway, _with_key(headers, scope["subprotocols"]))
     scope_require(grant, SCOPE_COMPLETIONS)

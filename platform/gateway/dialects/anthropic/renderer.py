@@ -54,9 +54,6 @@ class MessageRenderer(Renderer):
         usage = {**_usage(whole.usage), "service_tier": "standard"}
         return sse.json_line(self._message(content, choice.end, usage))
 
-    def whole_headers(self, whole: Whole) -> list[tuple[bytes, bytes]]:
-        return [(b"request-id", self._head.request_id.encode())]  # where Anthropic's SDKs look for it
-
     def _message(
         self, content: list[dict[str, Any]], end: ChoiceEnd | None, usage: dict[str, Any]
     ) -> dict[str, Any]:
