@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -20,6 +21,7 @@ from gpuworker.wire.segments import SegmentFolder
 
 COMMIT_MS = 10
 COMMIT_RECORDS = 64
+_DISK_INTERVAL_S = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ class Journal:
         self._awaited = False  # somebody waits for the queue to become durable
         self._closing = False
         self._failure = ""
+        self._disk_last = 0
+        self._disk_next_at = 0.0
         self._thread = threading.Thread(target=self._commit_loop, name="journal", daemon=True)
         self._thread.start()
 
@@ -129,14 +133,22 @@ class Journal:
     @property
     def used_fraction(self) -> float:
         """Share of the quota that is no longer available: not acknowledged yet, or the disk is too full."""
-        disk = os.statvfs(self._folder)
-        available = min(self._quota_bytes - self.pending, disk.f_bavail * disk.f_frsize)
+        available = min(self._quota_bytes - self.pending, self._disk_bytes_free())
         return 1.0 - max(available, 0) / self._quota_bytes
 
     @property
     def failure(self) -> str:
         """Why the journal takes no more records; empty while it does."""
         return self._failure
+
+    def _disk_bytes_free(self) -> int:
+        """As it was a moment ago: every request asks, and each time the file system takes microseconds."""
+        now = time.monotonic()
+        if now >= self._disk_next_at:
+            self._disk_next_at = now + _DISK_INTERVAL_S
+            disk = os.statvfs(self._folder)
+            self._disk_last = disk.f_bavail * disk.f_frsize
+        return self._disk_last
 
     def _enqueue(self, entry: _Entry) -> None:
         with self._changed:

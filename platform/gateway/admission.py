@@ -1,7 +1,6 @@
 """Who may start a request now: live keys, open slots, a process that can do the work. A no holds nothing."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from gateway.auth import authenticate, credentials
 from gateway.errors import ApiError, LimitDetail, overloaded, stopping
@@ -16,40 +15,41 @@ def key_authenticate(gateway: Gateway, headers: Mapping[bytes, bytes]) -> KeyGra
     return authenticate(credentials(headers), gateway.snapshot(), gateway.settings.key_pepper)
 
 
-@contextmanager
-def slot(gateway: Gateway, grant: KeyGrant) -> Iterator[None]:
-    """For a generation. Raises ApiError when none may start, or the key has as much open as it may."""
-    with reading_slot(gateway, grant):
-        _work_judge(gateway)
-        yield
+class Slot:
+    """A context: one of the open requests of the process and of a key. Entering it raises ApiError."""
 
+    __slots__ = ("_gateway", "_grant", "_is_for_work")
 
-@contextmanager
-def reading_slot(gateway: Gateway, grant: KeyGrant) -> Iterator[None]:
-    """For what is there already. Raises ApiError when the process or the key has as much open as it may."""
-    _process_judge(gateway)
-    allowed = gateway.limits.max_open_requests_per_key
-    if grant.max_open_requests is not None:
-        allowed = grant.max_open_requests
-    held = gateway.open_by_key[grant.key_id]
-    if held >= allowed:
-        raise ApiError(
-            "concurrent_requests",
-            f"this API key has {held} requests open, and may have {allowed}",
-            retry_after_ms=_SLOT_RETRY_MS,
-            limit=LimitDetail(
-                name="open_requests", scope="key", subject=grant.public_id, held=held, limit=allowed
-            ),
-        )
-    gateway.open_slots += 1
-    gateway.open_by_key[grant.key_id] += 1
-    try:
-        yield
-    finally:
+    def __init__(self, gateway: Gateway, grant: KeyGrant, *, is_for_work: bool) -> None:
+        self._gateway = gateway
+        self._grant = grant
+        self._is_for_work = is_for_work
+
+    def __enter__(self) -> None:
+        gateway, grant = self._gateway, self._grant
+        _process_judge(gateway)
+        _key_judge(gateway, grant)
+        if self._is_for_work:
+            _work_judge(gateway)
+        gateway.open_slots += 1
+        gateway.open_by_key[grant.key_id] += 1
+
+    def __exit__(self, *_: object) -> None:
+        gateway, key_id = self._gateway, self._grant.key_id
         gateway.open_slots -= 1
-        gateway.open_by_key[grant.key_id] -= 1
-        if not gateway.open_by_key[grant.key_id]:
-            del gateway.open_by_key[grant.key_id]
+        gateway.open_by_key[key_id] -= 1
+        if not gateway.open_by_key[key_id]:
+            del gateway.open_by_key[key_id]
+
+
+def slot(gateway: Gateway, grant: KeyGrant) -> Slot:
+    """For a generation."""
+    return Slot(gateway, grant, is_for_work=True)
+
+
+def reading_slot(gateway: Gateway, grant: KeyGrant) -> Slot:
+    """For what is there already."""
+    return Slot(gateway, grant, is_for_work=False)
 
 
 def _process_judge(gateway: Gateway) -> None:
@@ -65,6 +65,22 @@ def _process_judge(gateway: Gateway) -> None:
                 subject=gateway.settings.gateway_id,
                 held=held,
                 limit=allowed,
+            ),
+        )
+
+
+def _key_judge(gateway: Gateway, grant: KeyGrant) -> None:
+    allowed = gateway.limits.max_open_requests_per_key
+    if grant.max_open_requests is not None:
+        allowed = grant.max_open_requests
+    held = gateway.open_by_key[grant.key_id]
+    if held >= allowed:
+        raise ApiError(
+            "concurrent_requests",
+            f"this API key has {held} requests open, and may have {allowed}",
+            retry_after_ms=_SLOT_RETRY_MS,
+            limit=LimitDetail(
+                name="open_requests", scope="key", subject=grant.public_id, held=held, limit=allowed
             ),
         )
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from gateway.answer_parts import Finished, PromptRow, Row
 from gateway.dialects.base import Event, Renderer, Whole, WholeChoice
 from gateway.errors import ApiError
+from gateway.wake import Wake
 
 
 class Framing(Protocol):
@@ -70,8 +71,9 @@ class Answer:
         self._opened = False
         self._pause_bytes = pause_bytes
         self.on_backlog: Callable[[bool], None] | None = None
-        self._choices: list[tuple[list[str], list[Row]]] = [([], []) for _ in range(choices)]
-        self._prompt_logprobs: list[list[PromptRow]] = [[] for _ in range(prompts)]
+        if framing is None:
+            self._choices: list[tuple[list[str], list[Row]]] = [([], []) for _ in range(choices)]
+            self._prompt_logprobs: list[list[PromptRow]] = [[] for _ in range(prompts)]
         self.pending: list[bytes] = []
         self.pending_bytes = 0
         self.is_backlogged = False
@@ -85,7 +87,7 @@ class Answer:
         self.guard: asyncio.Timeout | None = None  # rescheduled to now to end a write nobody reads
         self.write_now: Callable[[bytes], bool] | None = None  # while nothing else is being written
         self.was_written = False  # by it, since the watchdog looked
-        self.wake = asyncio.Event()
+        self.wake = Wake()
 
     @property
     def is_stream(self) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from functools import partial
 from uuid import UUID
 
@@ -109,8 +110,7 @@ async def replay(
     name = str(StreamId(stored.request_id, stored.attempt))
     framing = framing_for(name, is_numbered) if opened.stream else None
     answer = await _answer_make(gateway, opened, framing, 0)
-    for entry in entries:
-        feed(answer, entry)
+    _feed_paced(answer, iter(entries))
     return Served(
         answer, stored.request_id, grant, lambda: None, is_computed_here=False, headers=list(REPLAYED)
     )
@@ -132,6 +132,17 @@ def feed(answer: Answer, entry: Entry) -> None:
             answer.finished(entry)
         case Failed():
             answer.failed(entry.error())
+
+
+def _feed_paced(answer: Answer, entries: Iterator[Entry]) -> None:
+    """As its client takes it: all of a long one at once would hold the event loop, and pass for unread."""
+
+    def go_on(is_paused: bool) -> None:
+        while not (is_paused or answer.is_backlogged) and (entry := next(entries, None)) is not None:
+            feed(answer, entry)
+
+    answer.on_backlog = go_on
+    go_on(False)
 
 
 async def _answer_make(gateway: Gateway, opened: Opened, framing: Framing | None, after: int) -> Answer:

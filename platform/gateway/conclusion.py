@@ -3,7 +3,10 @@
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from contextlib import suppress
+
+import msgspec
 
 from billing.contracts import UsageRecord
 from billing.idempotency import StoreUnavailable
@@ -103,7 +106,7 @@ class Conclusions:
             return job.failure, usage
         if not job.is_complete:
             return ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000), usage
-        return Finished([end for stream in job.streams for end in _choice_ends(stream)], usage), usage
+        return Finished([end for stream in job.streams for end in _choice_ends(job, stream)], usage), usage
 
     def _measure(self, job: Job, stream: Stream, record: UsageRecord) -> None:
         metrics, model = self._metrics, record.model
@@ -114,13 +117,21 @@ class Conclusions:
             metrics.ttft.labels(model).observe(stream.first_token_at - job.accepted_at)
 
 
-def _choice_ends(stream: Stream) -> list[ChoiceEnd]:
+def _choice_ends(job: Job, stream: Stream) -> list[ChoiceEnd]:
     assert stream.end is not None
-    return [
+    ends = [
         stream.choice_ends.get(choice)
         or ChoiceEnd(stream.first_choice + choice, stream.end.reason, stream.received[choice])
         for choice in range(stream.submit.n)
     ]
+    return [_told(end, job.generation.stop_token_ids) for end in ends]
+
+
+def _told(end: ChoiceEnd, stop_token_ids: Collection[int]) -> ChoiceEnd:
+    """A token that the client did not name is the model's own end, which has no name."""
+    if isinstance(end.stopped_by, int) and end.stopped_by not in stop_token_ids:
+        return msgspec.structs.replace(end, stopped_by=None)
+    return end
 
 
 def _overtaken() -> ApiError:

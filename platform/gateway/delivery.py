@@ -58,10 +58,7 @@ class Delivery:
         answer, exchange = self._answer, self._exchange
         while not answer.left:
             if answer.pending:
-                data = answer.take(_WRITE_BYTES)
-                is_last = answer.is_ended and not answer.pending and answer.failure is None
-                await self._write(data, more=not is_last)
-                if is_last:
+                if await self._pending_write():
                     return True
             elif answer.is_ended:
                 if answer.failure is None:  # what was resumed had been sent before
@@ -76,6 +73,14 @@ class Delivery:
                 await answer.wake.wait()
                 answer.write_now = None
         return not exchange.has_begun
+
+    async def _pending_write(self) -> bool:
+        """Whether the last event was among them."""
+        answer = self._answer
+        data = answer.take(_WRITE_BYTES)
+        is_last = answer.is_ended and not answer.pending and answer.failure is None
+        await self._write(data, more=not is_last)
+        return is_last
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         answer = self._answer

@@ -4,7 +4,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs
 from uuid import UUID
 
@@ -17,10 +17,7 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
-# ASGI scope extensions of our own server protocol.
-ABORT_EXTENSION = "sluice.abort"  # {"abort": drops the connection}
-LEFT_EXTENSION = "sluice.left"  # {"tell": see Exchange.left_tell}
-WRITE_EXTENSION = "sluice.write"  # {"write": see Exchange.write_now}
+SERVER_EXTENSION = "sluice.http"  # ASGI scope extension of our own server protocol: {"server": Server}
 _REQUEST_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 JSON_HEADERS: HeaderList = [(b"content-type", b"application/json")]
 
@@ -52,10 +49,24 @@ def request_id_parse(text: str) -> UUID:
     return UUID(text)
 
 
+class Server(Protocol):
+    """What our own server protocol can do for the request it serves, beyond ASGI."""
+
+    def abort(self) -> None:
+        """Drop the connection."""
+
+    def left_tell(self, callback: Callable[[], None] | None) -> None:
+        """See `Exchange.left_tell`."""
+
+    def write_now(self, data: bytes) -> bool:
+        """See `Exchange.write_now`."""
+
+
 class Exchange:
     """Owns what was already sent to this client; `started_at` is the monotonic time its headers arrived."""
 
     __slots__ = (
+        "_server",
         "headers",
         "method",
         "path",
@@ -74,6 +85,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers = headers_of(scope)
+        self._server: Server | None = scope.get("extensions", {}).get(SERVER_EXTENSION, {}).get("server")
         self.request_id = request_id_new()
         self.started_at = time.monotonic()
         self.status = 0
@@ -93,10 +105,9 @@ class Exchange:
 
         False where the server does not offer it: then only `receive` tells.
         """
-        extension = self.scope.get("extensions", {}).get(LEFT_EXTENSION)
-        if extension is None:
+        if self._server is None:
             return False
-        extension["tell"](callback)
+        self._server.left_tell(callback)
         return True
 
     @property
@@ -105,8 +116,13 @@ class Exchange:
 
         Only while no `body` is awaited. None where the server does not offer it.
         """
-        extension = self.scope.get("extensions", {}).get(WRITE_EXTENSION)
-        return None if extension is None else extension["write"]
+        return None if self._server is None else self._server.write_now
+
+    def headers_forget(self) -> None:
+        """They are not needed any more, while the response may take minutes."""
+        self.headers = {}
+        if isinstance(raw := self.scope["headers"], list):
+            raw.clear()
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
@@ -124,9 +140,8 @@ class Exchange:
 
     def abort(self) -> None:
         """Close the connection at once, where the server offers that (`gateway.http_protocol`)."""
-        extension = self.scope.get("extensions", {}).get(ABORT_EXTENSION)
-        if extension is not None:
-            extension["abort"]()
+        if self._server is not None:
+            self._server.abort()
 
     async def respond(
         self, status: int, data: bytes, headers: Iterable[tuple[bytes, bytes]] = JSON_HEADERS

@@ -13,8 +13,9 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import ApiError
-from gateway.http import ABORT_EXTENSION, LEFT_EXTENSION, WRITE_EXTENSION, request_id_new
+from gateway.http import SERVER_EXTENSION, request_id_new
 from gateway.limits import Limits
+from gateway.wake import Wake
 
 _SLICE_BYTES = 4096  # fed to the parser at once: how far a bound can be passed before it is noticed
 
@@ -26,17 +27,35 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """
 
     limits = Limits()
-    _header_timer: asyncio.TimerHandle | None = None
-    _linger_timer: asyncio.TimerHandle | None = None
-    _linger_bytes = 0
-    _header_bytes = 0  # of this message, reported by the parser
-    _header_count = 0
-    _silent_bytes = 0  # fed since the parser last reported anything
-    _is_in_body = False  # also while trailers come
-    _is_deaf = False  # nothing more is parsed
-    _refusal: ApiError | None = None
-    _on_left: Callable[[], None] | None = None
-    _served: RequestResponseCycle | None = None  # `cycle` is the last to arrive, which may wait behind it
+
+    # Beyond thirty attributes an instance has a dictionary of its own, of more than a kilobyte.
+    __slots__ = (
+        "_header_bytes",
+        "_header_count",
+        "_header_timer",
+        "_is_deaf",
+        "_is_in_body",
+        "_linger_bytes",
+        "_linger_timer",
+        "_on_left",
+        "_refusal",
+        "_served",
+        "_silent_bytes",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._linger_bytes = 0
+        self._header_bytes = 0  # of this message, reported by the parser
+        self._header_count = 0
+        self._silent_bytes = 0  # fed since the parser last reported anything
+        self._is_in_body = False  # also while trailers come
+        self._is_deaf = False  # nothing more is parsed
+        self._refusal: ApiError | None = None
+        self._on_left: Callable[[], None] | None = None
+        self._served: RequestResponseCycle | None = None  # `cycle`, the last to arrive, may wait behind it
 
     @property
     def _is_busy(self) -> bool:
@@ -46,6 +65,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        _event_replace(self.flow, "_is_writable_event")
         _socket_tune(transport, self.limits.send_buffer_bytes)
         transport.set_write_buffer_limits(self.limits.write_buffer_bytes, self.limits.write_buffer_bytes // 2)
         self._header_timer_start()
@@ -91,11 +111,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= self.limits.max_pipelined:
             self._parsing_end(ApiError("invalid_http", "too many requests wait on this connection"))
         super().on_message_begin()
-        self.scope["extensions"] = {
-            ABORT_EXTENSION: {"abort": self.transport.abort},
-            LEFT_EXTENSION: {"tell": self._left_tell},
-            WRITE_EXTENSION: {"write": self._chunk_write},
-        }
+        self.scope["extensions"] = {SERVER_EXTENSION: {"server": self}}
         self._header_timer_start()
 
     def on_url(self, url: bytes) -> None:
@@ -117,25 +133,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle is not before:
             closing: Any = _ClosingTransport(self)  # the three methods of a transport that a cycle uses
             self.cycle.transport = closing
+            _event_replace(self.cycle, "message_event")
         if self.pipeline:  # uvicorn stops reading here, and would not notice that the client leaves
             self.flow.resume_reading()
-
-    def _left_tell(self, callback: Callable[[], None] | None) -> None:
-        self._on_left = callback
-        if callback is not None:
-            self.flow.resume_reading()  # paused by a long body it would notice nothing
-            if self.transport.is_closing():
-                callback()
-
-    def _chunk_write(self, data: bytes) -> bool:
-        """Part of a response that has begun, written at once; False when it must wait for its reader."""
-        cycle = self._served
-        if cycle is None or cycle.response_complete or not cycle.chunked_encoding:
-            return False
-        if cycle.flow.write_paused or cycle.disconnected:
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle
@@ -165,6 +165,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _parsing_end(self, refusal: ApiError) -> None:
         self._refusal = refusal
         raise refusal
+
+    # -- what the application asks: see `gateway.http.Server` ---------------------------------------------
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def left_tell(self, callback: Callable[[], None] | None) -> None:
+        self._on_left = callback
+        if callback is not None:
+            self.flow.resume_reading()  # paused by a long body it would notice nothing
+            if self.transport.is_closing():
+                callback()
+
+    def write_now(self, data: bytes) -> bool:
+        cycle = self._served
+        if cycle is None or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        if cycle.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     # -- refusing and closing -----------------------------------------------------------------------------
 
@@ -282,6 +303,14 @@ class _ClosingTransport:
             held, self._held = self._held, b""
             self.write = self._write
             self._write(held)
+
+
+def _event_replace(owner: object, name: str) -> None:
+    """Each of uvicorn's two events has one waiter at most, and is most of a kilobyte."""
+    event, wake = getattr(owner, name), Wake()
+    if event.is_set():
+        wake.set()
+    setattr(owner, name, wake)
 
 
 def _headers_too_large(limits: Limits) -> ApiError:

@@ -26,6 +26,9 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def fingerprint_of(body: bytes, path: str) -> bytes:
-    """SHA-256 over the path and the body's JSON, whose blanks and order of keys do not count."""
-    canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    """SHA-256 over path and JSON, whose blanks and order of keys do not count. Raises ApiError."""
+    try:
+        canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    except (msgspec.MsgspecError, RecursionError) as error:  # in a value that the dialect only skipped
+        raise ApiError("invalid_json", f"the request body is not valid JSON: {error}") from None
     return hashlib.sha256(path.encode() + b"\n" + canonical).digest()

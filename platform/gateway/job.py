@@ -89,9 +89,10 @@ class Job:
 
     @property
     def is_complete(self) -> bool:
-        """Every choice came to its own end."""
+        """Every choice came to its own end, and all its text to the sink: what follows a cancel does not."""
         return all(
-            stream.end is not None and stream.end.reason in ("stop", "length") for stream in self.streams
+            stream.end is not None and stream.end.reason in ("stop", "length") and not stream.cancel_reason
+            for stream in self.streams
         )
 
     def fail(self, error: ApiError) -> None:

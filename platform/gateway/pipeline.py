@@ -31,5 +31,6 @@ async def generate(dialect: Dialect, gateway: Gateway, exchange: Exchange) -> No
             del body, call
             gateway.bodies.release(size)
         exchange.request_id = served.request_id
+        exchange.headers_forget()
         with watch.delivering(gateway, served):
             await Delivery(exchange, served.answer, gateway.limits, served.headers).run()

@@ -22,6 +22,7 @@ from gpuworker.wire.messages import (
     End,
     Frame,
     Hello,
+    Pause,
     Placed,
     TokenLogprobs,
     Welcome,
@@ -176,7 +177,9 @@ class Replicas:
                 if before:
                     observe((now - before) / count, count)
                 else:
-                    stream.first_token_at = now
+                    stream.begin(now)
+                    if stream.is_paused:  # its client fell behind before it was placed
+                        self.tell(up.incarnation, Pause(sid=sid))
         for choice_end in message.choice_ends:
             stream = streams.get(choice_end.sid)
             if stream is not None and self._is_bound(stream, up):
@@ -207,6 +210,9 @@ class Replicas:
             self.tell(up.incarnation, Cancel(sid=sid, reason="error"))
 
     def _gap(self, stream: Stream, message: str) -> None:
+        if stream.is_settled:  # it is run again, by a dispatcher that did not know
+            self.tell(stream.worker, Cancel(sid=stream.sid, reason="error"))
+            return
         if stream.cancel_reason:
             return
         self._metrics.gaps.inc()

@@ -10,9 +10,10 @@ import msgspec
 from gateway.answer_parts import ChoiceEnd, PromptRow, Row, Sink
 from gateway.errors import ApiError
 from gateway.generation import Names
-from gpuworker.wire.messages import End, PromptLogprobs, Submit, TokenLogprobs
+from gpuworker.wire.messages import End, PromptLogprobs, Submit, TokenLogprobs, pack_ids
 
 _NO_LOGPROBS: list[TokenLogprobs] = []
+_BYTES_PER_ID = len(pack_ids([0]))
 
 
 class StreamOwner(Protocol):
@@ -41,11 +42,13 @@ class Stream:
         "ended_code",
         "first_choice",
         "first_token_at",
+        "is_paused",
         "is_settled",
         "last_token_at",
         "owner",
         "placed_at",
         "prompt",
+        "prompt_tokens",
         "received",
         "sid",
         "submit",
@@ -66,6 +69,7 @@ class Stream:
         self.sid = submit.sid
         self.submit = submit
         self.prompt = prompt
+        self.prompt_tokens = len(submit.prompt) // _BYTES_PER_ID
         self.first_choice = prompt * submit.n
         self.owner = owner
         self._sink = owner.sink
@@ -82,7 +86,13 @@ class Stream:
         self.cancelled_at = 0.0
         self.end: End | None = None
         self.ended_code = ""  # of the dispatcher, or replica_lost
+        self.is_paused = False  # or is to be, once it runs
         self.is_settled = False
+
+    def begin(self, now: float) -> None:
+        """Its first token came: it is not submitted again, so its prompt is not needed any more."""
+        self.first_token_at = now
+        self.submit = msgspec.structs.replace(self.submit, prompt=b"")
 
     @property
     def request_id(self) -> str:

@@ -1,15 +1,15 @@
 """From a translated request to one that runs: model, tokens, limits, deadline, and the streams submitted."""
 
 import logging
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 from gateway.answer_parts import Head, Sink
+from gateway.deadline import deadline_at
 from gateway.dialects.base import Ask, Dialect
-from gateway.errors import ApiError, LimitDetail, deadline_exceeded, overloaded
+from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.generation import Generation
 from gateway.job import Job
 from gateway.recorder import Recorder
@@ -23,9 +23,6 @@ from tenants.contracts import KeyGrant
 
 MAX_PROMPTS = 128  # of one request: their usage rows have ids that follow each other
 MAX_LOGPROBS = 500_000  # of one request: tokens times alternatives
-_MIN_DEADLINE_MS = 1.0
-_MIN_PATIENCE_S = 1.0
-_NUMBER = re.compile(rb"[0-9]{1,18}(\.[0-9]{1,18})?")
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +74,13 @@ async def prepare(gateway: Gateway, call: Call) -> Prepared:
     """Raises ApiError. Holds nothing."""
     ask = call.dialect.parse(call.body)
     generation = ask.generation
-    deadline_at = _deadline_at(gateway, call, generation)
+    deadline = deadline_at(
+        call.headers,
+        request_id=call.request_id,
+        started_at=call.started_at,
+        is_stream=generation.stream,
+        max_s=gateway.limits.max_deadline_s,
+    )
     route = gateway.route(call.grant, generation.model)
     tokenizer = await tokenizer_get(gateway, route)
     context = gateway.max_context_tokens(route)
@@ -94,7 +97,7 @@ async def prepare(gateway: Gateway, call: Call) -> Prepared:
         tokenizer=tokenizer,
         prompts=prompts,
         max_tokens=max_tokens,
-        deadline_at=deadline_at,
+        deadline_at=deadline,
     )
 
 
@@ -155,7 +158,7 @@ def _submit_message(
     generation, grant, route = prepared.generation, prepared.call.grant, prepared.route
     return Submit(
         sid=gateway.upstream.sid_next(),
-        request_id=str(UUID(int=request_id.int + index)),
+        request_id=str(UUID(int=request_id.int + index) if index else request_id),
         attempt=attempt,
         tenant=str(grant.tenant_id),
         model=route.slug,
@@ -191,22 +194,23 @@ def _max_tokens(
         return 0
     if remaining < 1:
         raise context_length_error(context, prompt_tokens, param=names.prompt)
-    bounds = [bound for bound in (grant.max_output_tokens, route.max_output_tokens) if bound is not None]
-    if asked is None:
-        return min(remaining, gateway.limits.default_max_tokens, *bounds)
-    if asked > remaining:
+    wanted, param = (
+        (asked, names.max_tokens) if asked is not None else (generation.sampling.min_tokens, "min_tokens")
+    )
+    if wanted > remaining:
         raise ApiError(
             "context_length_exceeded",
-            f"the prompt has {prompt_tokens} tokens and {asked} more are asked for; "
+            f"the prompt has {prompt_tokens} tokens and {wanted} more are asked for; "
             f"this model's context is {context} tokens",
-            param=names.max_tokens,
+            param=param,
         )
-    if bounds and asked > min(bounds):
+    bounds = [bound for bound in (grant.max_output_tokens, route.max_output_tokens) if bound is not None]
+    if bounds and wanted > min(bounds):
         is_tenants = grant.max_output_tokens == min(bounds)
         raise ApiError(
             "output_limit_exceeded",
-            f"{asked} output tokens are asked for; at most {min(bounds)} are allowed",
-            param=names.max_tokens,
+            f"{wanted} output tokens are asked for; at most {min(bounds)} are allowed",
+            param=param,
             limit=LimitDetail(
                 name="output_tokens",
                 scope="tenant" if is_tenants else "model",
@@ -214,7 +218,9 @@ def _max_tokens(
                 limit=min(bounds),
             ),
         )
-    return asked
+    if asked is not None:
+        return asked
+    return min(remaining, max(gateway.limits.default_max_tokens, wanted), *bounds)
 
 
 def _logprobs_judge(generation: Generation, prompt_tokens: int, max_tokens: int) -> None:
@@ -228,35 +234,3 @@ def _logprobs_judge(generation: Generation, prompt_tokens: int, max_tokens: int)
             f"up to {of_prompts + of_output} log probabilities are asked for, of at most {MAX_LOGPROBS}",
             param="logprobs" if of_output > of_prompts else "prompt_logprobs",
         )
-
-
-def _deadline_at(gateway: Gateway, call: Call, generation: Generation) -> float:
-    """By the client's patience, where it told us: its read timeout bounds a whole answer. Raises ApiError."""
-    allowed_s = gateway.limits.max_deadline_s
-    if (stated := call.headers.get(b"x-request-deadline-ms")) is not None:
-        deadline_ms = _number(stated)
-        if deadline_ms is None or deadline_ms < _MIN_DEADLINE_MS:
-            raise ApiError(
-                "invalid_value",
-                "x-request-deadline-ms must be a number of milliseconds from 1",
-                param="x-request-deadline-ms",
-            )
-        allowed_s = min(allowed_s, deadline_ms / 1000)
-    elif not generation.stream:
-        patience_s = _number(call.headers.get(b"x-stainless-read-timeout", b""))
-        if patience_s is not None and patience_s >= _MIN_PATIENCE_S:
-            allowed_s = min(allowed_s, patience_s)
-    now = time.monotonic()
-    if now >= call.started_at + allowed_s:
-        raise deadline_exceeded(
-            "the deadline passed while the request arrived",
-            request_id=call.request_id,
-            limit_ms=round(allowed_s * 1000),
-            used_ms=round((now - call.started_at) * 1000),
-        )
-    return call.started_at + allowed_s
-
-
-def _number(text: bytes) -> float | None:
-    """None for what is no plain decimal number: `float` also takes inf, nan and underscores."""
-    return float(text) if _NUMBER.fullmatch(text.strip(b" \t")) else None

@@ -213,7 +213,8 @@ class TokenizerStore:
 
     async def get(self, digest: str) -> ModelTokenizer:
         """Raises WeightsMismatch or OSError when the weight store's files are unusable."""
-        return await asyncio.shield(self._start(digest))
+        task = self._start(digest)
+        return task.result() if task.done() else await asyncio.shield(task)
 
     def _start(self, digest: str) -> "asyncio.Task[ModelTokenizer]":
         task = self._loading.get(digest)

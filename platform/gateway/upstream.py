@@ -88,6 +88,7 @@ class Upstream:
     def pause(self, streams: Iterable[Stream], is_paused: bool) -> None:
         """Their client is behind: the replica computes nothing more for them meanwhile."""
         for stream in streams:
+            stream.is_paused = is_paused
             if not stream.is_settled:
                 message = Pause(sid=stream.sid) if is_paused else Resume(sid=stream.sid)
                 self.replicas.tell(stream.worker, message)
@@ -144,6 +145,8 @@ def _refusal(stream: Stream, message: str) -> ApiError:
 
 
 def _end(stream: Stream, ended: Ended) -> None:
+    if stream.is_settled:
+        return
     stream.ended_code = ended.code
     retry_after_ms = ended.retry_after_ms or 1_000
     fail = stream.owner.fail

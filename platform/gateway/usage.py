@@ -3,7 +3,6 @@
 from billing.contracts import UsageRecord
 from gateway.job import Job
 from gateway.stream import Stream
-from gpuworker.wire.messages import pack_ids
 
 _OUTCOMES = {
     "stop": "completed",
@@ -15,7 +14,6 @@ _OUTCOMES = {
     "gateway_lost": "gateway_lost",
 }
 _OUR_FAILURES = ("replica_lost", "error")
-_BYTES_PER_ID = len(pack_ids([0]))
 
 
 def stream_outcome(job: Job, stream: Stream) -> str:
@@ -37,7 +35,7 @@ def usage_of(job: Job, stream: Stream, gateway_incarnation: str, unix_ms: int) -
     if end is not None:
         prompt, cached, output = end.prompt_tokens, end.cached_tokens, end.output_tokens
     elif stream.has_begun:
-        prompt, cached, output = len(submit.prompt) // _BYTES_PER_ID, 0, stream.output_tokens
+        prompt, cached, output = stream.prompt_tokens, 0, stream.output_tokens
     else:
         prompt = cached = output = 0
     if outcome in _OUR_FAILURES:

@@ -1,8 +1,7 @@
 """While an answer is delivered its client is watched: one that leaves is noticed even in silence."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from gateway.http import ClientLeft, Exchange
 from gateway.runtime import Gateway
@@ -22,18 +21,12 @@ class Watch:
         if not exchange.left_tell(self._left):
             self._task = asyncio.create_task(self._disconnect_wait())
 
-    @contextmanager
-    def delivering(self, gateway: Gateway, served: Served) -> Iterator[None]:
-        """Around a delivery; in the end the answer is left, whatever happens. Raises ClientLeft."""
-        gateway.deliver_begin(served)
-        try:
-            if self.has_left:
-                raise ClientLeft
-            self._on_left = served.answer.leave
-            yield
-        finally:
-            gateway.deliver_end(served)
-            self.close()
+    def delivering(self, gateway: Gateway, served: Served) -> "Delivering":
+        return Delivering(self, gateway, served)
+
+    def tell(self, callback: Callable[[], None]) -> None:
+        """Of a client that is still there: have `callback` called when it leaves."""
+        self._on_left = callback
 
     def close(self) -> None:
         self._on_left = None
@@ -51,3 +44,28 @@ class Watch:
         while (await self._exchange.receive())["type"] != "http.disconnect":
             pass
         self._left()
+
+
+class Delivering:
+    """A context, around a delivery: in the end the answer is left, whatever happens.
+
+    Entering it raises ClientLeft where there is nobody to deliver to.
+    """
+
+    __slots__ = ("_gateway", "_served", "_watch")
+
+    def __init__(self, watch: Watch, gateway: Gateway, served: Served) -> None:
+        self._watch = watch
+        self._gateway = gateway
+        self._served = served
+
+    def __enter__(self) -> None:
+        self._gateway.deliver_begin(self._served)
+        if self._watch.has_left:
+            self.__exit__()
+            raise ClientLeft
+        self._watch.tell(self._served.answer.leave)
+
+    def __exit__(self, *_: object) -> None:
+        self._gateway.deliver_end(self._served)
+        self._watch.close()

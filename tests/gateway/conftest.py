@@ -8,7 +8,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from devservices.postgres import PostgresServer
 from devservices.valkey import ValkeyServer
-from tests.conftest import database_clone
+from tests.conftest import Database, database_clone
 from tests.gateway.durable import GRACE_S, Fleet, fleet_started
 from tests.gateway.harness import QUICK, GatewayProcess, gateway_started
 from tests.gateway.peers import echo
@@ -36,20 +36,22 @@ def echoing(gateway: GatewayProcess) -> Iterator[GatewayProcess]:
         yield gateway
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def shared_fleet(
-    postgres: PostgresServer,
-    database_template: Mapping[str, str],
-    django_db_blocker: DjangoDbBlocker,
-    valkey: ValkeyServer,
-) -> AsyncIterator[Fleet]:
-    """Two gateways over one PostgreSQL and one Valkey."""
+@pytest.fixture(scope="package")
+def shared_database(
+    postgres: PostgresServer, database_template: Mapping[str, str], django_db_blocker: DjangoDbBlocker
+) -> Iterator[Database]:
     with database_clone(postgres, database_template, django_db_blocker) as database:
-        limits = {"resume_grace_s": GRACE_S}
-        async with fleet_started(
-            database, valkey, gateways=2, customers=100, strict=4, limits=limits
-        ) as fleet:
-            yield fleet
+        yield database
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def shared_fleet(shared_database: Database, valkey: ValkeyServer) -> AsyncIterator[Fleet]:
+    """Two gateways over one PostgreSQL and one Valkey."""
+    limits = {"resume_grace_s": GRACE_S}
+    async with fleet_started(
+        shared_database, valkey, gateways=2, customers=100, strict=4, limits=limits
+    ) as fleet:
+        yield fleet
 
 
 @pytest_asyncio.fixture(loop_scope="package")

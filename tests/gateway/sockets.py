@@ -74,16 +74,18 @@ class SocketClient:
         return frame
 
     async def receive_until(self, kind: str) -> dict[str, Any]:
-        while (frame := await self.receive())["type"] != kind:
-            pass
+        async with asyncio.timeout(WAIT_S):  # pings would keep it waiting
+            while (frame := await self.receive())["type"] != kind:
+                pass
         return frame
 
     async def ended(self, *names: str) -> list[Told]:
         """Reads until all of these have ended."""
         waited = {name for name in names if not self._has_ended(name)}
-        while waited:
-            await self.receive()
-            waited = {name for name in waited if not self._has_ended(name)}
+        async with asyncio.timeout(WAIT_S):
+            while waited:
+                await self.receive()
+                waited = {name for name in waited if not self._has_ended(name)}
         return [self.told[name] for name in names]
 
     async def chat(self, name: str, **fields: Any) -> Told:

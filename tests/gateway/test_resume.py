@@ -12,15 +12,17 @@ from random import Random
 
 import pytest
 
-from tests.gateway.begun import rest
-from tests.gateway.cutting import SPEECHES, Reader
-from tests.gateway.durable import BODY, Fleet, key, paced
+from tests.gateway.begun import RESUMABLE, STREAMED
+from tests.gateway.cutting import SPEECHES, Reader, unchunked
+from tests.gateway.durable import Fleet, paced
+from tests.gateway.slow_client import slow_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 SECONDS = float(os.environ.get("SLUICE_FAULT_SECONDS", "0"))
 SEED = int(os.environ.get("SLUICE_FAULT_SEED") or secrets.randbits(32))
 CLIENTS = 30  # at once
+MAX_PENDING_BYTES = 1 << 20  # Limits.max_pending_bytes
 CUTS = 10  # of each, about
 PIECES = [
     "Hel",
@@ -59,16 +61,19 @@ async def torn_apart(fleet: Fleet, seed: int) -> int:
     return sum(reader.cuts for reader in readers)
 
 
-async def test_a_reader_that_is_slow_for_a_while_gets_everything(fleet: Fleet) -> None:
+async def test_a_follower_that_is_slow_for_a_while_gets_everything(fleet: Fleet) -> None:
     """More than may wait for it: the log is read when it reads."""
-    words = [f"{number:0100}" for number in range(3000)]
+    words = [f"{number:010}" for number in range(6500)]
     with fleet.scripted(paced(words)):
-        written = asyncio.create_task(fleet.post({**BODY, "stream": True}, key("slow")))
-        await asyncio.sleep(0.05)
-        slow = await fleet.open({**BODY, "stream": True}, key("slow"), gateway=1)
-        await slow.head()
+        first = await fleet.post(STREAMED, RESUMABLE)
+    assert len(first.body) > 1.4 * MAX_PENDING_BYTES
+    path = f"/v1/streams/{first.headers['x-request-id']}"
+    lines = [f"GET {path} HTTP/1.1", "host: gateway", fleet.customer.authorization, "", ""]
+    async with slow_client(fleet.gateways[1].port, "\r\n".join(lines).encode()) as slow:
         await asyncio.sleep(1.0)
-        assert await rest(slow) == (await written).body
+        await asyncio.wait_for(slow.read_to_the_end(), 15)
+    body = slow.received[slow.received.index(b"\r\n\r\n") + 4 :]
+    assert unchunked(body) == (first.body, True)
     await fleet.usage_rows(1)
 
 

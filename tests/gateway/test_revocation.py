@@ -13,6 +13,7 @@ from tests.gateway.harness import MODEL, GatewayProcess
 from tests.gateway.peers import WAIT_S
 from tests.gateway.proxy import Relay
 from tests.gateway.raw import RawConnection, Response
+from tests.gateway.sockets import socket_open
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -234,6 +235,19 @@ async def test_a_duplicate_that_waits_is_refused(fleet: Fleet) -> None:
     fleet.gateways[0].worker.finish(submit.sid, "stop", prompt=9, output=1)
     assert (await first.response()).body.endswith(b"[DONE]\n\n")
     await fleet.usage_rows(1)
+
+
+async def test_a_socket_is_closed_when_its_key_expires(fleet: Fleet) -> None:
+    async with socket_open(fleet.gateways[0], fleet.customer.key) as client:
+        await client.create("a", STREAMED)
+        await submitted(fleet)
+        await client.receive_until("chunk")
+        ended_at = await expires(fleet)
+        assert (await client.closed())[0] == 1008
+        assert -0.1 < now() - ended_at < ENDED_S
+        assert client.told["a"].last["error"]["code"] == "invalid_api_key"
+    (row,) = await fleet.usage_rows(1)
+    assert row[2] == "cancelled"
 
 
 async def test_keys_expire_also_while_postgres_is_away(fleet: Fleet) -> None:

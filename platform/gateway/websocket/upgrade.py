@@ -93,7 +93,14 @@ def _origin_judge(gateway: Gateway, scope: Scope, headers: Mapping[bytes, bytes]
 def _limits_judge(gateway: Gateway, grant: KeyGrant) -> None:
     limits, sockets = gateway.limits, gateway.sockets
     if len(sockets) >= limits.max_sockets:
-        raise overloaded("this gateway holds as many sockets as it can")
+        limit = LimitDetail(
+            name="sockets",
+            scope="gateway",
+            subject=gateway.settings.gateway_id,
+            held=len(sockets),
+            limit=limits.max_sockets,
+        )
+        raise overloaded("this gateway holds as many sockets as it can", limit=limit)
     held = sum(socket.grant.key_id == grant.key_id for socket in sockets)
     if held >= limits.max_sockets_per_key:
         raise ApiError(
