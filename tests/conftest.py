@@ -96,7 +96,7 @@ def database_template(postgres: PostgresServer, django_db_blocker: DjangoDbBlock
     with django_db_blocker.unblock():
         _aliases_point(urls)
         call_command("migrate", database="owner", verbosity=0)
-        _aliases_close()
+        aliases_close()
     return urls
 
 
@@ -121,7 +121,7 @@ def database_clone(
                 **{f"{role}_url": url for role, url in urls.items()},
             )
         finally:
-            _aliases_close()
+            aliases_close()
             with psycopg.connect(postgres.url, autocommit=True) as admin:
                 admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
@@ -160,7 +160,7 @@ def _aliases_point(urls: Mapping[str, str]) -> None:
         connections.settings[alias].update(fresh)
 
 
-def _aliases_close() -> None:
+def aliases_close() -> None:
     """Close this thread's connections, those of the thread async code runs the ORM in, and the pools."""
     connections.close_all()
     SyncToAsync.single_thread_executor.submit(connections.close_all).result()

@@ -124,7 +124,7 @@ def _choice_ends(job: Job, stream: Stream) -> list[ChoiceEnd]:
         or ChoiceEnd(stream.first_choice + choice, stream.end.reason, stream.received[choice])
         for choice in range(stream.submit.n)
     ]
-    return [_told(end, job.generation.stop_token_ids) for end in ends]
+    return [_told(end, job.stop_token_ids) for end in ends]
 
 
 def _told(end: ChoiceEnd, stop_token_ids: Collection[int]) -> ChoiceEnd:

@@ -47,6 +47,7 @@ class Job:
         "request_id",
         "route",
         "sink",
+        "stop_token_ids",
         "streams",
     )
 
@@ -70,6 +71,7 @@ class Job:
         self.grant = grant
         self.route = route
         self.is_stream = generation.stream
+        self.stop_token_ids = generation.stop_token_ids
         self.names = generation.names
         self.sink = sink
         self.recorder = recorder

@@ -20,7 +20,7 @@ from devservices.postgres import PostgresServer
 from devservices.valkey import ValkeyServer
 from tenants.models import User
 from tenants.scoping import operator_scope
-from tests.conftest import TEMPLATE, _aliases_close, _aliases_point, _with_database
+from tests.conftest import TEMPLATE, _aliases_point, _with_database, aliases_close
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "artifacts" / "screenshots"
@@ -99,7 +99,7 @@ def site_database(
         _aliases_point(urls)
         with operator_scope():
             User.objects.create_superuser("admin", "admin@example.com", ADMIN_PASSWORD)
-        _aliases_close()
+        aliases_close()
     return {f"SLUICE_DB_{role.upper()}": url for role, url in urls.items() if role != "owner"}
 
 

@@ -1,5 +1,6 @@
 """One gateway process for most tests of this folder; none may leave anything behind in it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
@@ -8,7 +9,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from devservices.postgres import PostgresServer
 from devservices.valkey import ValkeyServer
-from tests.conftest import Database, database_clone
+from tests.conftest import Database, aliases_close, database_clone
 from tests.gateway.durable import GRACE_S, Fleet, fleet_started
 from tests.gateway.harness import QUICK, GatewayProcess, gateway_started
 from tests.gateway.peers import echo
@@ -51,6 +52,7 @@ async def shared_fleet(shared_database: Database, valkey: ValkeyServer) -> Async
     async with fleet_started(
         shared_database, valkey, gateways=2, customers=100, strict=4, limits=limits
     ) as fleet:
+        await asyncio.to_thread(aliases_close)  # other tests have databases of their own meanwhile
         yield fleet
 
 
