@@ -79,13 +79,16 @@ class Journal:
 
     async def append(self, payload: bytes) -> int:
         """The record's end position, once it is durable. Raises JournalFull, JournalFailed."""
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[int] = loop.create_future()
         self._enqueue(_Entry(record_encode(payload), waiter))
+        loop.call_soon(self._wake)  # after what else is ready now has been appended: one group, one sync
         return await waiter
 
     def append_nowait(self, payload: bytes) -> None:
         """Durable with the next group commit. Raises JournalFull, JournalFailed."""
         self._enqueue(_Entry(record_encode(payload), None))
+        self._wake()
 
     def read(self, after: int, limit: int) -> tuple[list[bytes], int]:
         """Up to `limit` durable records after a position (0: from the oldest kept), and where they end.
@@ -159,6 +162,9 @@ class Journal:
             self._queue.append(entry)
             self._unsynced_bytes += len(entry.record)
             self._awaited = self._awaited or entry.waiter is not None
+
+    def _wake(self) -> None:
+        with self._changed:
             self._changed.notify()
 
     # -- the writing thread -------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Answer:
         "after",
         "failure",
         "guard",
+        "is_announced",
         "is_backlogged",
         "is_ended",
         "last_written_at",
@@ -80,6 +81,7 @@ class Answer:
         self.is_ended = False  # nothing comes after what is pending
         self.failure: ApiError | None = None
         self.whole: Whole | None = None
+        self.is_announced = False  # its client was told what it is called
         self.left = False  # nobody reads it any more
         self.ping_due = False
         self.last_written_at = now

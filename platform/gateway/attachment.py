@@ -27,6 +27,7 @@ from gateway.tokenization import ModelTokenizer
 from gpuworker.manifest import WeightsMismatch
 from tenants.contracts import KeyGrant
 
+_FINAL: HeaderList = [(b"x-should-retry", b"false")]  # clients repeat a 409 otherwise
 REPLAYED: HeaderList = [(b"idempotent-replayed", b"true")]
 
 logger = logging.getLogger(__name__)
@@ -100,13 +101,13 @@ async def replay(
     }
     if stored.answer is None:
         message = "the request with this idempotency key is finished, but its answer was not kept"
-        raise ApiError("replay_not_available", message, usage=usage)
+        raise ApiError("replay_not_available", message, usage=usage, headers=_FINAL)
     try:
         opened, entries = answer_open(grant, stored.request_id, stored.answer)
     except ValueError as error:
         logger.error("request %s: its stored answer cannot be opened: %s", stored.request_id, error)
         message = "the request with this idempotency key is finished, but its answer cannot be read any more"
-        raise ApiError("replay_not_available", message, usage=usage) from error
+        raise ApiError("replay_not_available", message, usage=usage, headers=_FINAL) from error
     name = str(StreamId(stored.request_id, stored.attempt))
     framing = framing_for(name, is_numbered) if opened.stream else None
     answer = await _answer_make(gateway, opened, framing, 0)

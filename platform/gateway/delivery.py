@@ -87,6 +87,7 @@ class Delivery:
         answer.writing_since = time.monotonic()
         if not self._exchange.has_begun:
             await self._exchange.begin(200, [*sse.HEADERS, *self._headers])
+            answer.is_announced = True
         await self._exchange.body(data, more=more)
         answer.writing_since = 0.0
         answer.last_written_at = time.monotonic()

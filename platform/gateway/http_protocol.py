@@ -81,6 +81,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._on_left is not None:
                 self._on_left()
         super().connection_lost(exc)
+        gone: Any = None  # each of them holds this object: it is freed now, not by the cycle collector
+        self.cycle = self._served = self.scope = gone
 
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), _SLICE_BYTES):

@@ -1,6 +1,7 @@
 """The Idempotency-Key of a request, and the fingerprint that tells whether two requests are the same."""
 
 import hashlib
+import hmac
 from collections.abc import Mapping
 
 import msgspec
@@ -9,6 +10,7 @@ from gateway.errors import ApiError
 
 MAX_KEY_CHARACTERS = 255
 _HEADER = b"idempotency-key"
+_FINGERPRINT = b"idempotency fingerprint\n"  # the key has other uses
 
 
 def key_of(headers: Mapping[bytes, bytes]) -> str | None:
@@ -25,10 +27,13 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
     return key
 
 
-def fingerprint_of(body: bytes, path: str) -> bytes:
-    """SHA-256 over path and JSON, whose blanks and order of keys do not count. Raises ApiError."""
+def fingerprint_of(body: bytes, path: str, data_key: bytes) -> bytes:
+    """HMAC-SHA256 over path and JSON, whose blanks and order of keys do not count. Raises ApiError.
+
+    Keyed by the tenant's data key: a short prompt could be guessed from a plain hash of it.
+    """
     try:
         canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     except (msgspec.MsgspecError, RecursionError) as error:  # in a value that the dialect only skipped
         raise ApiError("invalid_json", f"the request body is not valid JSON: {error}") from None
-    return hashlib.sha256(path.encode() + b"\n" + canonical).digest()
+    return hmac.digest(data_key, _FINGERPRINT + path.encode() + b"\n" + canonical, hashlib.sha256)

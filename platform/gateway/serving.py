@@ -42,7 +42,7 @@ async def serve(
     is_resumable &= prepared.generation.stream and not call.grant.zero_retention
     if key is None:
         return _compute(gateway, prepared, framing_for, call.request_id, is_resumable=is_resumable)
-    fingerprint, wait_s = fingerprint_of(call.body, call.path), _FIRST_WAIT_S
+    fingerprint, wait_s = fingerprint_of(call.body, call.path, call.grant.data_key), _FIRST_WAIT_S
     while True:
         found = await claim(gateway, call.grant, key, fingerprint, call.request_id)
         match found:
@@ -147,7 +147,7 @@ def _compute(
     if recorder is None:
         answer.on_backlog = partial(gateway.upstream.pause, job.streams)
     grace_s = gateway.limits.resume_grace_s if is_resumable else 0.0
-    return Served(answer, request_id, call.grant, partial(_leave, gateway, job, grace_s))
+    return Served(answer, request_id, call.grant, partial(_leave, gateway, job, answer, grace_s))
 
 
 def _recorder_make(
@@ -175,11 +175,11 @@ def _recorder_make(
     )
 
 
-def _leave(gateway: Gateway, job: Job, grace_s: float) -> None:
-    """The client is gone, or has everything."""
+def _leave(gateway: Gateway, job: Job, answer: Answer, grace_s: float) -> None:
+    """The client is gone, or has everything. One that was not told yet what its stream is called cannot resume."""
     if job.is_concluding:
         return
     if job.recorder is None or not job.recorder.is_followed:
         job.cancel("cancelled")
     else:
-        gateway.outliving.add(job, grace_s)
+        gateway.outliving.add(job, grace_s if answer.is_announced else 0.0)

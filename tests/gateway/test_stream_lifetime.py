@@ -59,6 +59,18 @@ async def test_one_that_is_not_resumable_ends_at_once(fleet: Fleet, headers: tup
     await fleet.usage_rows(1)
 
 
+async def test_before_the_client_knows_its_name_nothing_outlives_it(fleet: Fleet) -> None:
+    """It could neither resume it nor end it."""
+    gateway = fleet.gateways[0]
+    connection = await fleet.open(STREAMED, RESUMABLE)
+    submit = await gateway.dispatcher.submitted()
+    gateway.dispatcher.place(submit, gateway.worker)
+    connection.close()
+    cancel = await asyncio.wait_for(gateway.worker.cancels.get(), 1)
+    assert (cancel.sid, cancel.reason) == (submit.sid, "cancelled")
+    await fleet.usage_rows(1)
+
+
 async def test_a_follower_elsewhere_keeps_it_alive(fleet: Fleet) -> None:
     begun = await begin(fleet, key("followed"))
     follower = await fleet.open(STREAMED, key("followed"), gateway=1)

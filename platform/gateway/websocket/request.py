@@ -114,6 +114,7 @@ class SocketRequest:
             try:
                 self._served = served
                 await self._writer.send(self._accepted(served))
+                served.answer.is_announced = True
                 return await self._deliver(served)
             finally:
                 gateway.deliver_end(served)
