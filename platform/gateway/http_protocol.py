@@ -4,8 +4,6 @@ Used as `uvicorn --http gateway.http_protocol:BoundedHttpProtocol`. It leans on 
 """
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +12,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import ApiError
 from gateway.http import SERVER_EXTENSION, request_id_new
+from gateway.http_transport import ClosingTransport, event_replace, socket_tune
 from gateway.limits import Limits
-from gateway.wake import Wake
 
 _SLICE_BYTES = 4096  # fed to the parser at once: how far a bound can be passed before it is noticed
 
@@ -65,8 +63,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        _event_replace(self.flow, "_is_writable_event")
-        _socket_tune(transport, self.limits.send_buffer_bytes)
+        event_replace(self.flow, "_is_writable_event")
+        socket_tune(transport, self.limits.send_buffer_bytes)
         transport.set_write_buffer_limits(self.limits.write_buffer_bytes, self.limits.write_buffer_bytes // 2)
         self._header_timer_start()
 
@@ -133,9 +131,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not None and self.cycle is not before:
-            closing: Any = _ClosingTransport(self)  # the three methods of a transport that a cycle uses
+            # The three methods of a transport that a cycle uses.
+            closing: Any = ClosingTransport(self.loop, self.transport, self.close_gently)
             self.cycle.transport = closing
-            _event_replace(self.cycle, "message_event")
+            event_replace(self.cycle, "message_event")
         if self.pipeline:  # uvicorn stops reading here, and would not notice that the client leaves
             self.flow.resume_reading()
 
@@ -275,64 +274,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-class _ClosingTransport:
-    """What a request writes its answer to; closing it is `close_gently`.
-
-    What is written first, the head, waits for the body: one system call and one packet for both.
-    """
-
-    __slots__ = ("_held", "_loop", "_write", "close", "is_closing", "write")
-
-    def __init__(self, protocol: BoundedHttpProtocol) -> None:
-        self._loop = protocol.loop
-        self._write = protocol.transport.write
-        self._held = b""
-        self.write = self._hold
-        self.is_closing = protocol.transport.is_closing
-        self.close = protocol.close_gently
-
-    def _hold(self, data: bytes) -> None:
-        self._held = data
-        self.write = self._join
-        self._loop.call_soon(self._release)
-
-    def _join(self, data: bytes) -> None:
-        self._held += data
-        self._release()
-
-    def _release(self) -> None:
-        if self._held:
-            held, self._held = self._held, b""
-            self.write = self._write
-            self._write(held)
-
-
-def _event_replace(owner: object, name: str) -> None:
-    """Each of uvicorn's two events has one waiter at most, and is most of a kilobyte."""
-    event, wake = getattr(owner, name), Wake()
-    if event.is_set():
-        wake.set()
-    setattr(owner, name, wake)
-
-
 def _headers_too_large(limits: Limits) -> ApiError:
     return ApiError(
         "headers_too_large",
         f"request line and headers are larger than {limits.max_header_bytes} bytes, "
         f"or more than {limits.max_header_count} headers",
     )
-
-
-def _socket_tune(transport: asyncio.Transport, send_buffer_bytes: int) -> None:
-    """Neither loop turns Nagle's delay off for inherited listeners (`uvicorn --fd`): they pass for Unix ones.
-
-    With it an answer's body waits up to 40 ms for the acknowledgement of its head. And the kernel would
-    take megabytes for a client that reads nothing, unseen by the limits on unread events.
-    """
-    connection = transport.get_extra_info("socket")
-    if connection is None:
-        return
-    with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:  # asks the kernel what it really is
-        duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        if duplicate.family in (socket.AF_INET, socket.AF_INET6):
-            duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -85,9 +85,7 @@ async def prepare(gateway: Gateway, call: Call) -> Prepared:
     tokenizer = await tokenizer_get(gateway, route)
     context = gateway.max_context_tokens(route)
     param, keep = generation.names.prompt, generation.truncate_prompt_tokens
-    prompts = [
-        await tokenizer.encode(prompt, context, param=param, keep=keep) for prompt in generation.prompts
-    ]
+    prompts = await tokenizer.encode_all(generation.prompts, context, param=param, keep=keep)
     max_tokens = [_max_tokens(gateway, call.grant, route, generation, context, len(ids)) for ids in prompts]
     _logprobs_judge(generation, sum(map(len, prompts)), sum(max_tokens))
     return Prepared(

@@ -84,27 +84,30 @@ class ModelTokenizer:
     async def encode(
         self, prompt: Prompt, max_tokens: int, *, param: str = "prompt", keep: int | None = None
     ) -> list[int]:
-        """Ids of the prompt, at most `max_tokens`; of a longer one the last `keep`, if that is wanted.
+        """Of one, as `encode_all`."""
+        (ids,) = await self.encode_all((prompt,), max_tokens, param=param, keep=keep)
+        return ids
+
+    async def encode_all(
+        self, prompts: Sequence[Prompt], max_tokens: int, *, param: str = "prompt", keep: int | None = None
+    ) -> list[list[int]]:
+        """Ids of each prompt, at most `max_tokens`; of a longer one the last `keep`, if that is wanted.
 
         Raises ApiError about `param`.
         """
-        ask = _Ask(prompt, param, max_tokens, keep)
-        if prompt.ids is not None:
-            ids = self._ids_check(prompt.ids, ask.param)
-            return ask.cut(list(ids))
-        if prompt.messages is not None:
-            if len(prompt.messages) > max_tokens and not ask.truncates:  # each takes a token at least
-                raise context_length_error(max_tokens, None, param=ask.param)
-            size = sum(len(message.content) + _MESSAGE_CHARACTERS for message in prompt.messages)
-        else:
-            size = len(prompt.text or "")
-        if size > _THREAD_CHARACTERS:
+        asks = [_Ask(prompt, param, max_tokens, keep) for prompt in prompts]
+        if sum(ask.characters() for ask in asks) > _THREAD_CHARACTERS:  # together, however short each is
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(_THREADS, self._encode, ask)
-        return self._encode(ask)
+            return await loop.run_in_executor(_THREADS, self._encode_all, asks)
+        return self._encode_all(asks)
+
+    def _encode_all(self, asks: "Sequence[_Ask]") -> list[list[int]]:
+        return [self._encode(ask) for ask in asks]
 
     def _encode(self, ask: "_Ask") -> list[int]:
         prompt = ask.prompt
+        if prompt.ids is not None:
+            return ask.cut(list(self._ids_check(prompt.ids, ask.param)))
         if prompt.messages is None:
             text = prompt.text or ""
             tokenizer = self._literal if self._control.search(text) else self._tokenizer
@@ -187,6 +190,15 @@ class _Ask:
     @property
     def truncates(self) -> bool:
         return self.keep is not None
+
+    def characters(self) -> int:
+        """What tokenising it costs. Raises ApiError where the messages alone are too many."""
+        prompt = self.prompt
+        if prompt.messages is None:
+            return len(prompt.text or "")
+        if len(prompt.messages) > self.max_tokens and not self.truncates:  # each takes a token at least
+            raise context_length_error(self.max_tokens, None, param=self.param)
+        return sum(len(message.content) + _MESSAGE_CHARACTERS for message in prompt.messages)
 
     def cut(self, ids: list[int]) -> list[int]:
         """Raises ApiError where they are too many."""

@@ -13,8 +13,7 @@ from tenants import services
 from tenants.models import ApiKey
 from tenants.scoping import operator_scope
 from tests.factories import ACTOR
-from tests.gateway.durable import BODY, Fleet, paced
-from tests.gateway.peers import WAIT_S
+from tests.gateway.durable import BODY, GRACE_S, Fleet, paced
 from tests.gateway.sockets import SocketClient, Told, socket_open
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -168,7 +167,7 @@ async def test_cancel_ends_a_resumable_stream_without_its_grace(
                 await other.send(type="cancel", id="b")
                 (told,) = await other.ended("b")
                 assert told.last["type"] == "cancelled"
-        await asyncio.wait_for(worker.cancels.get(), WAIT_S)
+        await asyncio.wait_for(worker.cancels.get(), GRACE_S / 3)
         (told,) = await client.ended("a")
         assert told.last["type"] == ("cancelled" if resumed_on is None else "error")
     ((_, _, outcome, _, _),) = await fleet.usage_rows(1)

@@ -106,13 +106,13 @@ class Follow:
             delivered += 1
             if isinstance(entry, Opened):
                 self.opened = entry
-            if is_end(entry):
-                self.close()
             try:
                 self._on_entry(entry)
             except Exception:  # a defect of one stream must not stop the others
                 logger.exception("request %s: following its log failed", self._request_id)
                 self.lose("failed")
+            if is_end(entry):
+                self.close()
         return delivered
 
     def lose(self, reason: Lost) -> None:
