@@ -54,7 +54,7 @@ class Progress(Generic[ChunkT]):
         self._attempts = 0
         self._broken_at: float | None = None
         self._told_to_wait_s = 0.0
-        self._cut_by: StreamError | None = None  # an error that came after events that did not
+        self._cut_by: StreamError | None = None  # why the server broke the connection off
 
     @property
     def last_event_id(self) -> str:
@@ -167,15 +167,13 @@ class Progress(Generic[ChunkT]):
         stream_id, _, number = event.id.rpartition(":")
         numbered = number.isascii() and number.isdigit() and _STREAM_ID.fullmatch(stream_id)
         if not (event.has_id and numbered):
-            self._unnumbered = True
+            self._unnumbered = not (self._number and event.name == "error")
             return True
         if self._number and stream_id != self._stream_id:
             raise Broken(f"an event of {stream_id} in the stream {self._stream_id}")
         if int(number) <= self._number:
             return False
         if int(number) > self._number + 1:
-            if event.name == "error":  # a reader that was too slow: what it missed can still be asked for
-                self._cut_by = self._ended_by(self._object(event).get("error"))
             raise Broken(f"event {number} came after event {self._number}")
         self._stream_id, self._number = stream_id, int(number)
         self._attempts, self._broken_at, self._cut_by = 0, None, None
@@ -185,8 +183,11 @@ class Progress(Generic[ChunkT]):
         body = self._object(event)
         if event.name == "error" or body.get("error"):
             error = self._ended_by(body.get("error"))
-            if error.code == "gateway_lost" and self._number > 0:
+            if self._number and error.code == "gateway_lost":
                 self._expire(error)
+                raise Broken(error.message)
+            if self._number and event.name == "error" and not event.has_id:
+                self._cut_by = error  # this connection was broken off; the answer may go on
                 raise Broken(error.message)
             self.ended = True
             raise error

@@ -27,19 +27,18 @@ class Slot:
 
     def __enter__(self) -> None:
         gateway, grant = self._gateway, self._grant
-        _process_judge(gateway)
-        _key_judge(gateway, grant)
+        slots = gateway.slots
         if self._is_for_work:
+            _process_judge(gateway, slots.open + slots.alone)
+            _key_judge(gateway, grant, slots.running_of(grant.key_id))
             _work_judge(gateway)
-        gateway.open_slots += 1
-        gateway.open_by_key[grant.key_id] += 1
+        else:
+            _process_judge(gateway, slots.open)
+            _key_judge(gateway, grant, slots.open_of(grant.key_id))
+        gateway.slots.take(grant.key_id)
 
     def __exit__(self, *_: object) -> None:
-        gateway, key_id = self._gateway, self._grant.key_id
-        gateway.open_slots -= 1
-        gateway.open_by_key[key_id] -= 1
-        if not gateway.open_by_key[key_id]:
-            del gateway.open_by_key[key_id]
+        self._gateway.slots.release(self._grant.key_id)
 
 
 def slot(gateway: Gateway, grant: KeyGrant) -> Slot:
@@ -52,10 +51,10 @@ def reading_slot(gateway: Gateway, grant: KeyGrant) -> Slot:
     return Slot(gateway, grant, is_for_work=False)
 
 
-def _process_judge(gateway: Gateway) -> None:
+def _process_judge(gateway: Gateway, held: int) -> None:
     if gateway.is_stopping:
         raise stopping()
-    held, allowed = gateway.open_slots, gateway.limits.max_open_requests
+    allowed = gateway.limits.max_open_requests
     if held >= allowed:
         raise overloaded(
             "this gateway serves as many requests as it can",
@@ -69,11 +68,10 @@ def _process_judge(gateway: Gateway) -> None:
         )
 
 
-def _key_judge(gateway: Gateway, grant: KeyGrant) -> None:
+def _key_judge(gateway: Gateway, grant: KeyGrant, held: int) -> None:
     allowed = gateway.limits.max_open_requests_per_key
     if grant.max_open_requests is not None:
         allowed = grant.max_open_requests
-    held = gateway.open_by_key[grant.key_id]
     if held >= allowed:
         raise ApiError(
             "concurrent_requests",

@@ -14,8 +14,11 @@ from gateway.errors import ApiError
 from gateway.wake import Wake
 
 
+UNNUMBERED = 0
+
+
 class Framing(Protocol):
-    """An event's bytes on the connection: its number, name and data."""
+    """An event's bytes on the connection: its number (or UNNUMBERED), name and data."""
 
     def __call__(self, number: int, name: bytes, data: bytes) -> bytes: ...
 
@@ -30,6 +33,7 @@ class Answer:
     __slots__ = (
         "_choices",
         "_framing",
+        "_is_broken_off",
         "_number",
         "_opened",
         "_pause_bytes",
@@ -80,6 +84,7 @@ class Answer:
         self.is_backlogged = False
         self.is_ended = False  # nothing comes after what is pending
         self.failure: ApiError | None = None
+        self._is_broken_off = False
         self.whole: Whole | None = None
         self.is_announced = False  # its client was told what it is called
         self.left = False  # nobody reads it any more
@@ -115,6 +120,8 @@ class Answer:
             self._emit_all(self.renderer.prompt_delta(row))
 
     def finished(self, finished: Finished) -> None:
+        if self.is_ended:
+            return
         if self._framing is None:
             self.whole = Whole(
                 [
@@ -135,9 +142,16 @@ class Answer:
             self.failure = error
             self._end()
 
+    def break_off(self, error: ApiError) -> None:
+        """This connection ends, whatever becomes of the answer: what follows may still be asked for."""
+        if not self.is_ended:
+            self._is_broken_off = True
+            self.failed(error)
+
     def cut(self, error: ApiError) -> None:
-        """What was not sent yet is not sent any more."""
+        """As `break_off`, at once: what was not sent yet is not sent any more."""
         self.drop_pending()
+        self._is_broken_off = True
         self.failure, self.is_ended = error, True
         self.writing_since = 0.0  # or it would be cut again until the connection is gone
         if self.guard is not None:
@@ -205,14 +219,18 @@ class Answer:
         self._taken(self.pending_bytes)
 
     def failure_events(self) -> bytes:
-        """Of a stream that had begun, framed."""
+        """Of a stream that had begun, framed.
+
+        Of one that was broken off they have no number: what its client goes on from is the last event it has.
+        """
         assert self.failure is not None
         assert self._framing is not None
         framed = []
         for event in self.renderer.failed(self.failure):
             self._number += 1
-            if self._number > self.after:
-                framed.append(self._framing(self._number, event.name, event.data))
+            if self._is_broken_off or self._number > self.after:
+                number = UNNUMBERED if self._is_broken_off else self._number
+                framed.append(self._framing(number, event.name, event.data))
         return b"".join(framed)
 
     def leave(self) -> None:

@@ -27,7 +27,6 @@ from gateway.tokenization import ModelTokenizer
 from gpuworker.manifest import WeightsMismatch
 from tenants.contracts import KeyGrant
 
-_FINAL: HeaderList = [(b"x-should-retry", b"false")]  # clients repeat a 409 otherwise
 REPLAYED: HeaderList = [(b"idempotent-replayed", b"true")]
 
 logger = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ async def attach(
     timer = None
     if deadline_at is not None:
         wait_s = max(deadline_at - time.monotonic(), 0.0)
-        timer = asyncio.get_running_loop().call_later(wait_s, answer.failed, in_progress())
+        timer = asyncio.get_running_loop().call_later(wait_s, answer.break_off, in_progress())
 
     def leave() -> None:
         follow.close()
@@ -101,13 +100,13 @@ async def replay(
     }
     if stored.answer is None:
         message = "the request with this idempotency key is finished, but its answer was not kept"
-        raise ApiError("replay_not_available", message, usage=usage, headers=_FINAL)
+        raise ApiError("replay_not_available", message, usage=usage)
     try:
         opened, entries = answer_open(grant, stored.request_id, stored.answer)
     except ValueError as error:
         logger.error("request %s: its stored answer cannot be opened: %s", stored.request_id, error)
         message = "the request with this idempotency key is finished, but its answer cannot be read any more"
-        raise ApiError("replay_not_available", message, usage=usage, headers=_FINAL) from error
+        raise ApiError("replay_not_available", message, usage=usage) from error
     name = str(StreamId(stored.request_id, stored.attempt))
     framing = framing_for(name, is_numbered) if opened.stream else None
     answer = await _answer_make(gateway, opened, framing, 0)
@@ -171,4 +170,4 @@ def _lost(answer: Answer, cause: Lost) -> None:
     message = "the gateway that computed this answer was lost"
     if cause != "owner_lost":
         message = "the rest of this answer cannot be read any more"
-    answer.failed(ApiError("gateway_lost", message, retry_after_ms=1_000))
+    answer.break_off(ApiError("gateway_lost", message, retry_after_ms=1_000))

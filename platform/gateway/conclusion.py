@@ -60,6 +60,25 @@ class Conclusions:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _conclude(self, job: Job) -> None:
+        try:
+            await self._conclude_whole(job)
+        except Exception:
+            logger.exception("request %s could not be concluded", job.request_id)
+            job.sink.failed(ApiError("internal_error", "the gateway failed on this request"))
+        finally:
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        """Idempotent."""
+        if job not in self._jobs:
+            return
+        for stream in job.streams:
+            self._upstream.forget(stream)
+        self._jobs.discard(job)
+        if not self._jobs:
+            self._all_told.set()
+
+    async def _conclude_whole(self, job: Job) -> None:
         outcome, usage = await self._outcome(job)
         recorder = job.recorder
         is_stored: bool | None = True
@@ -75,11 +94,7 @@ class Conclusions:
             job.sink.finished(outcome)
         else:
             job.sink.failed(outcome)
-        for stream in job.streams:
-            self._upstream.forget(stream)
-        self._jobs.discard(job)
-        if not self._jobs:
-            self._all_told.set()
+        self._forget(job)
         if recorder is not None and is_stored is None:
             await _store_later(recorder, job, outcome, usage)
 

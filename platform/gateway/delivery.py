@@ -97,6 +97,9 @@ class Delivery:
         assert failure is not None
         if not self._exchange.has_begun:
             raise failure
+        if not self._answer.is_stream:  # part of a whole answer was sent: there is nothing to say it with
+            self._exchange.abort()
+            return
         try:
             async with asyncio.timeout(self._limits.final_write_s):
                 await self._exchange.body(self._answer.failure_events(), more=False)

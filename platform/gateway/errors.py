@@ -52,6 +52,8 @@ ERRORS: dict[str, tuple[int, str]] = {
 }
 
 LIMIT_HEADER = b"x-sluice-limit"
+# Clients repeat 409 and 5xx by themselves; the same request would come to the same end, and cost again.
+_NOT_TO_BE_REPEATED = frozenset({"deadline_exceeded", "not_implemented", "replay_not_available"})
 MAX_RETRY_AFTER_MS = 60_000  # openai-js sleeps whatever it is told: never tell it more
 
 
@@ -93,6 +95,8 @@ class ApiError(Exception):
         self.limit = limit
         self.usage = usage  # of the request that is spoken of, where its answer cannot be had
         self.headers = list(headers)
+        if code in _NOT_TO_BE_REPEATED:
+            self.headers.append((b"x-should-retry", b"false"))
         if limit is not None:
             self.headers.append((LIMIT_HEADER, _ascii_json(limit)))
         if retry_after_ms is not None:

@@ -161,7 +161,10 @@ class Replicas:
         for prompt in message.prompts:  # they come before the first tokens
             stream = streams.get(prompt.sid)
             if stream is not None and self._is_bound(stream, up):
-                stream.append_prompt(prompt)
+                try:
+                    stream.append_prompt(prompt)
+                except Exception as error:
+                    _defect(stream, error)
         for sid, choice, start, count, text, tokens in zip(  # noqa: B905 - endless ones may stand for empty columns
             message.sids, choices, message.starts, message.counts, message.texts, logprobs
         ):
@@ -170,7 +173,12 @@ class Replicas:
                 self._stray(up, sid, message.ends)
                 continue
             before = stream.last_token_at
-            if not stream.append(choice, start, count, text, tokens):
+            try:
+                is_next = stream.append(choice, start, count, text, tokens)
+            except Exception as error:
+                _defect(stream, error)
+                continue
+            if not is_next:
                 self._gap(stream, f"tokens are missing before token {start} of choice {choice}")
             elif count:
                 stream.last_token_at = now
@@ -237,6 +245,12 @@ class Replicas:
             case _:
                 fail(ApiError("engine_error", end.message or "the engine failed on this request"))
         stream.settle()
+
+
+def _defect(stream: Stream, error: Exception) -> None:
+    """Whatever went wrong with one stream's text must not end the others': they share this connection."""
+    logger.error("request %s: its text cannot be put into words", stream.request_id, exc_info=error)
+    stream.owner.fail(ApiError("internal_error", "the gateway failed on this request"))
 
 
 def _welcome_judge(up: WorkerUp, welcome: Welcome) -> str:

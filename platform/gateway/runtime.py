@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -21,6 +20,7 @@ from gateway.outliving import Outliving
 from gateway.revocation import Held, Revocation, is_live, revoked
 from gateway.served import Served
 from gateway.settings import Settings
+from gateway.slots import Slots
 from gateway.snapshot import Snapshot, SnapshotFeed
 from gateway.token_log.log import TokenLog
 from gateway.tokenization import TokenizerStore
@@ -61,8 +61,7 @@ class Gateway:
         self.token_log = TokenLog(settings.redis_url, self.upstream.incarnation)
         self.bodies = BodyReader(settings.limits, settings.gateway_id)
         self.open_requests = 0  # over HTTP, whatever they ask for
-        self.open_slots = 0  # see `gateway.admission`, also of requests on sockets
-        self.open_by_key: Counter[UUID] = Counter()  # the same
+        self.slots = Slots()
         self.is_stopping = False
         self.jobs: set[Job] = set()
         self.served: set[Served] = set()
@@ -173,7 +172,15 @@ class Gateway:
                     stream.settle()
 
     def conclude(self, job: Job) -> None:
+        if not job.has_client:
+            self.slots.alone_release(job.grant.key_id)
         self._conclusions.begin(job)
+
+    def outlive(self, job: Job, grace_s: float) -> None:
+        """Its client is gone and gives its slot back: from here on the job holds one itself."""
+        job.has_client = False
+        self.slots.alone_take(job.grant.key_id)
+        self.outliving.add(job, grace_s)
 
     def deliver_begin(self, served: Served) -> None:
         self.served.add(served)
@@ -231,7 +238,7 @@ class Gateway:
             job.fail(stopping())
         for served in list(self.served):
             if not served.is_computed_here:
-                served.answer.failed(stopping())
+                served.answer.break_off(stopping())
         for socket in list(self.sockets):
             socket.stop()
         asyncio.get_running_loop().call_later(self.limits.drain_margin_s / 2, self._streams_settle)

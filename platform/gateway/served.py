@@ -29,7 +29,7 @@ class Served:
 
     def revoke(self) -> None:
         """The key of its client is not valid any more. Idempotent."""
-        self.answer.failed(revoked())
+        self.answer.break_off(revoked())
 
 
 def sse_framing(stream_id: str, is_numbered: bool) -> Framing:

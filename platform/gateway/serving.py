@@ -176,10 +176,10 @@ def _recorder_make(
 
 
 def _leave(gateway: Gateway, job: Job, answer: Answer, grace_s: float) -> None:
-    """The client is gone, or has everything. One that was not told yet what its stream is called cannot resume."""
+    """The client is gone, or has everything. One that does not know its stream's name yet cannot resume."""
     if job.is_concluding:
         return
     if job.recorder is None or not job.recorder.is_followed:
         job.cancel("cancelled")
     else:
-        gateway.outliving.add(job, grace_s if answer.is_announced else 0.0)
+        gateway.outlive(job, grace_s if answer.is_announced else 0.0)

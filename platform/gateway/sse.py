@@ -53,6 +53,8 @@ class NumberedFraming:
         self._prefix = b"id: " + request_id.encode() + b":"
 
     def __call__(self, number: int, name: bytes, data: bytes) -> bytes:
+        if not number:
+            return frame(number, name, data)
         return self._prefix + str(number).encode() + b"\n" + frame(number, name, data)
 
 

@@ -12,6 +12,7 @@ from sluice_client.cli.main import main
 from sluice_client.cli.terminal import shown
 from tests.client.answers import (
     REQUEST_ID,
+    STREAM_ID,
     TEXT,
     Resumable,
     chat_events,
@@ -33,6 +34,8 @@ WHOLE = {
 }
 
 Run = Callable[..., tuple[int, str, str]]
+
+THIRD = b"id: %b:3\n" % STREAM_ID.encode()
 
 
 @pytest.fixture
@@ -195,7 +198,7 @@ def test_an_error_in_the_midst_of_an_answer(run: Run) -> None:
     def script(exchange: Exchange) -> None:
         exchange.stream_head(REQUEST_ID)
         exchange.chunk(
-            b"".join([*numbered(chat_events())[:2], error_event("replica_lost", "the replica died")])
+            b"".join([*numbered(chat_events())[:2], THIRD, error_event("replica_lost", "the replica died")])
         )
         exchange.end()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError, LimitDetail
 from gpuworker.wire.messages import Ended, Submit
-from tests.gateway.durable import BODY, MESSAGES, Fleet, key
+from tests.gateway.durable import BODY, MESSAGES, Fleet, key, paced
 from tests.gateway.harness import MODEL, GatewayProcess
 from tests.gateway.limit_details import limit_of, retry_ms_of
 from tests.gateway.peers import WAIT_S
@@ -132,6 +132,24 @@ async def test_of_many_at_once_as_many_are_served_as_may_be(fleet: Fleet) -> Non
         gateway.worker.finish(submit.sid, "stop", output=0)
     answers = await asyncio.gather(*asked)
     assert sorted(answer.status for answer in answers) == [200] * 5 + [429] * 25
+
+
+async def test_a_generation_that_outlives_its_client_holds_its_slot(fleet: Fleet) -> None:
+    """Or a key would have any number of them running. Its own client may always come back for it."""
+    await key_bound(fleet, 1)
+    connection, submit = await begin(fleet, STREAMED, "x-stream-resume: 1")
+    connection.close()
+    for _ in range(3):
+        await asyncio.sleep(0.1)
+        await refused(fleet, held=1)
+    path = f"/v1/streams/{submit.request_id}"
+    resumed = await fleet.open({}, path=path, method="GET")
+    assert (await resumed.head()).status == 200
+    resumed.close()
+    assert (await fleet.get(path, method="DELETE")).status == 202
+    await fleet.usage_rows(1)
+    with fleet.scripted(paced(["x"])):
+        assert (await fleet.post(BODY)).status == 200
 
 
 async def test_the_bound_is_of_the_key_alone(fleet: Fleet) -> None:

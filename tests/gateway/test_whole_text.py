@@ -55,3 +55,16 @@ async def test_a_long_answer_is_replayed_to_a_slow_client(fleet: Fleet) -> None:
         while await client.read(64 * 1024) and not client.received.endswith(b"0\r\n\r\n"):  # noqa: ASYNC110 - some MB/s
             await asyncio.sleep(0.01)
     assert told(client.received) == "".join(LONG)
+
+
+async def test_a_slow_reader_that_was_cut_resumes_where_it_was(fleet: Fleet) -> None:
+    opt_in = ("x-stream-resume: 1", key("cut"))
+    with fleet.scripted(paced(LONG)):
+        async with slow_client(fleet.gateways[0].port, request_bytes(fleet, *opt_in)) as client:
+            while not client.received.endswith(b"0\r\n\r\n") and await client.read(16 * 1024):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert b"slow_reader" in client.received
+    last = re.findall(rb"id: (\S+)\n", client.received)[-1].decode()
+    name, _, _ = last.rpartition(":")
+    again = await fleet.get(f"/v1/streams/{name}", f"last-event-id: {last}")
+    assert told(client.received) + told(again.body) == "".join(LONG)
