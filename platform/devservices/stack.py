@@ -42,6 +42,9 @@ _PASSED_ON = (
     "SLUICE_HTTPS",
     "SLUICE_TLS_CERT",
 )
+# To the gateway alone. Clients of text-generation-inference and vLLM send these names for no model.
+_GATEWAY_PASSED_ON = ("SLUICE_ALLOWED_ORIGINS", "SLUICE_DEFAULT_MODEL", "SLUICE_DEFAULT_MODEL_ALIASES")
+_GATEWAY_DEFAULTS = {"SLUICE_DEFAULT_MODEL_ALIASES": "tgi,dummy"}
 _PASSED_PREFIXES = ("SSL_", "OMP_", "GOMP_", "MKL_")
 
 
@@ -106,7 +109,10 @@ class Stack:
         ]
         arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(DRAIN_S), "--backlog", "4096"]
         arguments += self.settings.front_door.uvicorn_arguments()
+        chosen = {name: os.environ[name] for name in _GATEWAY_PASSED_ON if name in os.environ}
         environment = self._django() | {
+            **_GATEWAY_DEFAULTS,
+            **chosen,
             "SLUICE_GATEWAY_ID": "gateway-0",
             "SLUICE_SPOOL": str(self._spool("gateway-0")),
             "SLUICE_DB_GATEWAY": self.roles["gateway"],

@@ -13,7 +13,6 @@ from gateway.dialects.base import Event, Renderer, Whole, WholeChoice
 from gateway.errors import ApiError
 from gateway.wake import Wake
 
-
 UNNUMBERED = 0
 
 
@@ -134,6 +133,9 @@ class Answer:
         else:
             self.write_now = None  # the last events leave in one write, with the end of the response
             self._emit_all(self.renderer.closing(finished.ends, finished.usage))
+            if self.after > self._number:
+                message = f"this stream has {self._number} events; there is nothing after {self.after}"
+                self.failure = ApiError("invalid_value", message, param="after")
         self._end()
 
     def failed(self, error: ApiError) -> None:

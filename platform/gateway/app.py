@@ -15,6 +15,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway import catalog, counting, pipeline, reference, streams, usage_report
+from gateway.admission import key_authenticate
 from gateway.dialects.anthropic.messages import MESSAGES
 from gateway.dialects.openai.chat import CHAT
 from gateway.dialects.registry import ENDPOINTS
@@ -24,7 +25,7 @@ from gateway.garbage import collector_tune
 from gateway.http import JSON_HEADERS, ClientLeft, Exchange, Receive, Scope, Send
 from gateway.runtime import Gateway
 from gateway.settings import Settings, settings_from_environment
-from gateway.websocket.app import stream_socket
+from gateway.websocket import app as websocket
 
 Handler = Callable[[Gateway, Exchange], Awaitable[None]]
 SignalHandler = Callable[[int, FrameType | None], object]
@@ -50,8 +51,14 @@ async def metrics(gateway: Gateway, exchange: Exchange) -> None:
     await exchange.respond(200, gateway.metrics.render(), content_type)
 
 
-async def moderations(_: Gateway, __: Exchange) -> None:
+async def moderations(gateway: Gateway, exchange: Exchange) -> None:
+    key_authenticate(gateway, exchange.headers)
     raise ApiError("not_implemented", "this platform has no moderation model yet")
+
+
+async def upgrade_require(_: Gateway, __: Exchange) -> None:
+    headers = [(b"upgrade", b"websocket"), (b"connection", b"upgrade")]
+    raise ApiError("upgrade_required", "this is a WebSocket: open it with an upgrade", headers=headers)
 
 
 # A last part in braces stands for any; what follows the path's fixed part is the handler's to read.
@@ -67,6 +74,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/models/{id}": {"GET": catalog.model_get},
     "/v1/messages/count_tokens": {"POST": counting.count_tokens},
     "/v1/moderations": {"POST": moderations},
+    websocket.ROUTE: {"GET": upgrade_require},
     "/v1/streams/{id}": {"GET": streams.stream_resume, "DELETE": streams.stream_cancel},
     "/v1/usage/{id}": {"GET": usage_report.usage_get},
     **{path: {"POST": partial(pipeline.generate, dialect)} for path, dialect in ENDPOINTS.items()},
@@ -98,7 +106,7 @@ class Application:
             finally:
                 gateway.open_requests -= 1
         elif scope["type"] == "websocket":
-            await stream_socket(self.gateway, scope, receive, send)
+            await websocket.stream_socket(self.gateway, scope, receive, send)
         else:
             raise ValueError(f"the gateway does not speak {scope['type']}")
 

@@ -22,7 +22,7 @@ from gateway.usage_spool import SpoolUnavailable, UsageSpool
 
 _STORE_RETRY_S = 2.0
 _STORE_TRIES = 150
-_FINAL_FAILURES = ("deadline_exceeded", "engine_error")  # of the request itself: it gets them again
+_FINAL_FAILURES = ("deadline_exceeded", "engine_error")  # of the request itself: a stream gets them again
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,8 @@ def _overtaken() -> ApiError:
 async def _stored(recorder: Recorder, job: Job, outcome: Finished | ApiError, usage: Usage) -> bool | None:
     """Before anybody is told. False: it is not the key's answer any more. None: not known yet."""
     has_begun = any(stream.has_begun for stream in job.streams)
-    is_final = isinstance(outcome, Finished) or (outcome.code in _FINAL_FAILURES and has_begun)
+    was_told = job.is_stream and has_begun  # a whole answer that failed told nothing: it may be tried again
+    is_final = isinstance(outcome, Finished) or (outcome.code in _FINAL_FAILURES and was_told)
     try:
         return await recorder.store(outcome, usage, is_final=is_final)
     except StoreUnavailable as error:

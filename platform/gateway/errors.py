@@ -34,6 +34,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "request_too_large": (413, "invalid_request_error"),
     "unsupported_encoding": (415, "invalid_request_error"),
     "idempotency_key_reused": (422, "idempotency_error"),
+    "upgrade_required": (426, "invalid_request_error"),
     "queue_full": (429, "requests"),
     "concurrent_requests": (429, "requests"),
     "headers_too_large": (431, "invalid_request_error"),

@@ -4,6 +4,7 @@ from gateway.admission import key_authenticate, slot
 from gateway.auth import SCOPE_COMPLETIONS, scope_require
 from gateway.delivery import Delivery
 from gateway.dialects.base import Dialect
+from gateway.errors import ApiError
 from gateway.http import Exchange
 from gateway.runtime import Gateway
 from gateway.serving import serve
@@ -33,4 +34,8 @@ async def generate(dialect: Dialect, gateway: Gateway, exchange: Exchange) -> No
         exchange.request_id = served.request_id
         exchange.headers_forget()
         with watch.delivering(gateway, served):
-            await Delivery(exchange, served.answer, gateway.limits, served.headers).run()
+            try:
+                await Delivery(exchange, served.answer, gateway.limits, served.headers).run()
+            except ApiError as error:
+                error.headers += served.headers
+                raise

@@ -1,16 +1,21 @@
-"""GET /v1/openapi.json and GET /docs: the API's reference, for machines and for people. Needs no key."""
+"""GET /v1/openapi.json and GET /docs: the API's reference, for machines and for people. Needs no key.
+
+Rendered once; what its examples name is put in for the address that it is asked at.
+"""
 
 import asyncio
-from functools import cache
+from functools import cache, lru_cache
 
 import msgspec
 
 from gateway.http import JSON_HEADERS, Exchange, HeaderList
 from gateway.openapi.document import document_make
 from gateway.openapi.page import CONTENT_SECURITY_POLICY, page_render
+from gateway.openapi.site import Site, site_of
 from gateway.runtime import Gateway
 
-_CACHED = (b"cache-control", b"public, max-age=300")
+# Not for caches that serve several people: one that forgets the host in its key could mix up addresses.
+_CACHED = (b"cache-control", b"private, max-age=300")
 _PAGE_HEADERS: HeaderList = [
     (b"content-type", b"text/html; charset=utf-8"),
     (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
@@ -18,22 +23,44 @@ _PAGE_HEADERS: HeaderList = [
     (b"referrer-policy", b"no-referrer"),
     _CACHED,
 ]
+_MAX_SITES = 16  # that are kept: a few hundred kilobytes each
 
 
-async def openapi_document(_: Gateway, exchange: Exchange) -> None:
-    data = await asyncio.to_thread(document_bytes)  # the first time it takes tens of milliseconds
+async def openapi_document(gateway: Gateway, exchange: Exchange) -> None:
+    # The first time it takes tens of milliseconds.
+    data = await asyncio.to_thread(document_bytes, _site(gateway, exchange))
     await exchange.respond(200, data, [*JSON_HEADERS, _CACHED])
 
 
-async def docs_page(_: Gateway, exchange: Exchange) -> None:
-    await exchange.respond(200, await asyncio.to_thread(page_bytes), _PAGE_HEADERS)
+async def docs_page(gateway: Gateway, exchange: Exchange) -> None:
+    page = await asyncio.to_thread(page_bytes, _site(gateway, exchange))
+    await exchange.respond(200, page, _PAGE_HEADERS)
+
+
+@lru_cache(_MAX_SITES)
+def document_bytes(site: Site) -> bytes:
+    return site.put_into(_document_rendered())
+
+
+@lru_cache(_MAX_SITES)
+def page_bytes(site: Site) -> bytes:
+    return site.put_into(_page_rendered())
 
 
 @cache
-def document_bytes() -> bytes:
+def _document_rendered() -> bytes:
     return msgspec.json.encode(document_make())
 
 
 @cache
-def page_bytes() -> bytes:
+def _page_rendered() -> bytes:
     return page_render(document_make()).encode()
+
+
+def _site(gateway: Gateway, exchange: Exchange) -> Site:
+    """Names the default model, else the first one; a gateway that has not read the models yet has none."""
+    snapshot = gateway.snapshots.current
+    slugs = sorted(snapshot.routes) if snapshot is not None else []
+    default = gateway.settings.default_model
+    model = default if default in slugs else next(iter(slugs), "")
+    return site_of(exchange.scope, exchange.headers, model)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from uuid import UUID
 
@@ -25,6 +25,7 @@ from gateway.submission import Call, Prepared, prepare, submit
 from gateway.token_log.entries import Opened
 
 RESUME_HEADER = b"x-stream-resume"
+_RESUME_VALUES = {b"1": True, b"true": True, b"0": False, b"false": False}
 _FIRST_WAIT_S = 0.05  # before the key is asked for again; each wait is twice the last one
 _MAX_WAIT_S = 1.0
 
@@ -36,9 +37,9 @@ async def serve(
     is_gone: Callable[[], bool] = lambda: False,
 ) -> Served:
     """Raises ApiError, or ClientLeft; then nothing is held. `is_gone`: the client does not wait any more."""
-    key = key_of(call.headers)
+    key, is_resume_asked = key_of(call.headers), _is_resume_asked(call.headers)
     prepared = await prepare(gateway, call)
-    is_resumable = prepared.generation.resumable or call.headers.get(RESUME_HEADER) == b"1"
+    is_resumable = prepared.generation.resumable or is_resume_asked
     is_resumable &= prepared.generation.stream and not call.grant.zero_retention
     if key is None:
         return _compute(gateway, prepared, framing_for, call.request_id, is_resumable=is_resumable)
@@ -63,6 +64,14 @@ async def serve(
         _judge_again(gateway, prepared)
         await asyncio.sleep(min(wait_s, max(prepared.deadline_at - time.monotonic(), 0.0)))
         wait_s = min(wait_s * 2, _MAX_WAIT_S)
+
+
+def _is_resume_asked(headers: Mapping[bytes, bytes]) -> bool:
+    """Raises ApiError: a client that believes it opted in must not find out when its stream breaks."""
+    value = headers.get(RESUME_HEADER, b"0").lower()
+    if value not in _RESUME_VALUES:
+        raise ApiError("invalid_value", "x-stream-resume must be 1 or 0", param="x-stream-resume")
+    return _RESUME_VALUES[value]
 
 
 async def _attached(

@@ -84,6 +84,7 @@ async def prepare(gateway: Gateway, call: Call) -> Prepared:
     route = gateway.route(call.grant, generation.model)
     tokenizer = await tokenizer_get(gateway, route)
     context = gateway.max_context_tokens(route)
+    _token_ids_judge(generation, tokenizer.vocabulary_size)
     param, keep = generation.names.prompt, generation.truncate_prompt_tokens
     prompts = await tokenizer.encode_all(generation.prompts, context, param=param, keep=keep)
     max_tokens = [_max_tokens(gateway, call.grant, route, generation, context, len(ids)) for ids in prompts]
@@ -219,6 +220,17 @@ def _max_tokens(
     if asked is not None:
         return asked
     return min(remaining, max(gateway.limits.default_max_tokens, wanted), *bounds)
+
+
+def _token_ids_judge(generation: Generation, vocabulary_size: int) -> None:
+    named = {
+        "logit_bias": [token for token, _ in generation.sampling.logit_bias],
+        "stop_token_ids": generation.stop_token_ids,
+    }
+    for param, ids in named.items():
+        if ids and max(ids) >= vocabulary_size:
+            rule = f"{param} must name tokens between 0 and {vocabulary_size - 1}"
+            raise ApiError("invalid_value", rule, param=param)
 
 
 def _logprobs_judge(generation: Generation, prompt_tokens: int, max_tokens: int) -> None:

@@ -54,7 +54,7 @@ class ModelTokenizer:
         spellings = sorted((token["content"] for token in control), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self._vocabulary_size = max(vocabulary.values()) + 1
+        self.vocabulary_size = max(vocabulary.values()) + 1
         self._max_token_bytes = _max_token_bytes(document, vocabulary)
         added = document.get("added_tokens") or ()
         self._added_ids = frozenset(token["id"] for token in added)
@@ -159,8 +159,8 @@ class ModelTokenizer:
         return cut, re.compile(f"\ue000{nonce}\\.([0-9]+)\ue001"), spellings
 
     def _ids_check(self, ids: Sequence[int], param: str) -> Sequence[int]:
-        if ids and (min(ids) < 0 or max(ids) >= self._vocabulary_size):
-            rule = f"token ids must be between 0 and {self._vocabulary_size - 1}"
+        if ids and (min(ids) < 0 or max(ids) >= self.vocabulary_size):
+            rule = f"token ids must be between 0 and {self.vocabulary_size - 1}"
             raise ApiError("invalid_value", rule, param=param)
         return ids
 

@@ -392,3 +392,11 @@ async def test_a_prompt_is_cut_to_its_end(gateway: GatewayProcess) -> None:
         COMPLETIONS, {"model": MODEL, "prompt": "x" * 600, "truncate_prompt_tokens": 600}
     )
     assert far_too_long.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("field", [{"logit_bias": {"999999": 1}}, {"stop_token_ids": [999_999]}])
+async def test_tokens_that_the_model_lacks_are_named(gateway: GatewayProcess, field: dict[str, Any]) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **field}
+    refused = await gateway.post("/v1/chat/completions", body)
+    error = refused.json()["error"]
+    assert (refused.status, error["code"], error["param"]) == (400, "invalid_value", next(iter(field)))

@@ -151,30 +151,34 @@ async def test_a_stored_answer_that_cannot_be_read_is_not_run_again(fleet: Fleet
     await fleet.usage_rows(1)
 
 
+@pytest.mark.parametrize("reason", ["error", "deadline"])
+async def test_a_stream_that_failed_after_its_first_token_is_replayed(fleet: Fleet, reason: str) -> None:
+    """Its client has text that no other attempt may contradict."""
+    with fleet.scripted(paced(WORDS[:2], reason=reason)):
+        first = await fleet.post(STREAMED, key("failing"))
+    assert b"event: error" in first.body
+    with fleet.scripted(paced(WORDS)):
+        again = await fleet.post(STREAMED, key("failing"), gateway=1)
+    assert (again.status, again.body) == (200, first.body)
+    assert again.headers["idempotent-replayed"] == "true"
+    await fleet.usage_rows(1)
+
+
 @pytest.mark.parametrize(
-    ("reason", "output", "is_replayed"),
-    [("error", 2, True), ("deadline", 2, True), ("error", 0, False), ("cancelled", 2, False)],
+    ("reason", "output"), [("error", 2), ("deadline", 2), ("error", 0), ("cancelled", 2)]
 )
-async def test_failures_that_are_replayed_and_those_that_run_again(
-    fleet: Fleet, *, reason: str, output: int, is_replayed: bool
-) -> None:
-    """What the request itself came to is replayed, once it has begun; what others did to it is not."""
+async def test_a_failure_that_told_nothing_is_run_again(fleet: Fleet, *, reason: str, output: int) -> None:
+    """All attempts together are billed as the longest one."""
     with fleet.scripted(paced(WORDS[:output], reason=reason)):
         first = await fleet.post(BODY, key("failing"))
     assert first.status >= 500
     with fleet.scripted(paced(WORDS)):
         again = await fleet.post(BODY, key("failing"), gateway=1)
-    assert (again.status, again.headers.get("idempotent-replayed")) == (
-        (first.status, None) if is_replayed else (200, None)
-    )
-    if is_replayed:
-        assert again.json()["error"]["code"] == first.json()["error"]["code"]
-        await fleet.usage_rows(1)
-    else:
-        rows = await fleet.usage_rows(2)
-        assert {row[0] for row in rows} == {rows[0][0]}
-        assert [row[1] for row in rows] == [1, 2]
-        assert sum(row[4] for row in rows) == 5
+    assert (again.status, again.headers.get("idempotent-replayed")) == (200, None)
+    rows = await fleet.usage_rows(2)
+    assert {row[0] for row in rows} == {rows[0][0]}
+    assert [row[1] for row in rows] == [1, 2]
+    assert sum(row[4] for row in rows) == 5
 
 
 async def test_a_lost_replica_is_run_again_and_billed_once(fleet: Fleet) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.gateway.begun import RESUMABLE, STREAMED, begin, code, rest
-from tests.gateway.durable import Fleet, key
+from tests.gateway.durable import Fleet, key, paced
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -85,3 +85,14 @@ async def test_places_that_are_none(
     headers = [header.format(name)] if header else []
     refused = await fleet.get("/v1/streams/" + path.format(name), *headers)
     assert (refused.status, refused.json()["error"]["param"]) == (status, param)
+
+
+async def test_there_is_nothing_after_the_end(fleet: Fleet) -> None:
+    with fleet.scripted(paced(["one", " two"])):
+        first = await fleet.post(STREAMED, RESUMABLE)
+    request_id = first.headers["x-request-id"]
+    last = first.body.count(b"id: ")
+    at_the_end = await fleet.get(f"/v1/streams/{request_id}?after={last}", gateway=1)
+    assert (at_the_end.status, at_the_end.body) == (200, b"")
+    beyond = await fleet.get(f"/v1/streams/{request_id}?after={last + 1}", gateway=1)
+    assert (beyond.status, beyond.json()["error"]["param"]) == (400, "after")

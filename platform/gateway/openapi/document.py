@@ -152,6 +152,8 @@ def _failure(family: errors.ErrorFamily, status: int, codes: list[str]) -> dict[
         more = parameters.RETRY_HEADERS
     elif status == 401:
         more = parameters.CHALLENGE_HEADER
+    elif status == 426:
+        more = parameters.UPGRADE_HEADERS
     lines = [f"- `{code}`: {errors.MEANINGS[code]}" for code in codes]
     return {
         "description": "\n".join(lines),

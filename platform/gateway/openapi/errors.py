@@ -35,6 +35,7 @@ MEANINGS = {
     "request_too_large": "The body is larger than 4 MiB.",
     "unsupported_encoding": "The body has a `Content-Encoding`: send it as it is.",
     "idempotency_key_reused": "The idempotency key was used with another request.",
+    "upgrade_required": "This is a WebSocket: open it with an upgrade.",
     "queue_full": "Too many requests wait for this model.",
     "concurrent_requests": "The key has as many requests open as it may.",
     "headers_too_large": "The headers are larger than 32 KiB, or there are more than 100.",

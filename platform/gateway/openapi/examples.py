@@ -5,9 +5,9 @@ import msgspec
 from gateway import sse
 from gateway.answer_parts import ChoiceEnd, Head, Row, Usage
 from gateway.dialects.base import Dialect, Event, Whole, WholeChoice
+from gateway.openapi.site import MODEL
 from gpuworker.wire.messages import TokenLogprobs
 
-MODEL = "tiny"
 REQUEST_ID = "019a3c5e-7f00-7000-8000-000000000001"
 _TEXTS = ("Hel", "lo!")
 _HEAD = Head(

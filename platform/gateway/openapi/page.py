@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from gateway.errors import ERRORS
 from gateway.openapi.errors import MEANINGS
 from gateway.openapi.fields import Body, body_view
+from gateway.openapi.site import BASE_URL, MODEL
 
 _STYLE = (files("gateway.openapi") / "page.css").read_text(encoding="utf-8")
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
@@ -38,6 +39,8 @@ def page_render(document: dict[str, Any]) -> str:
     return template.render(
         document=document,
         style=Markup(_STYLE),  # noqa: S704 our own file
+        base_url=BASE_URL,
+        model=MODEL,
         groups=_groups(document),
         errors=[(code, *ERRORS[code], MEANINGS[code]) for code in ERRORS],
     )

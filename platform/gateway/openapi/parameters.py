@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.idempotency import MAX_KEY_CHARACTERS
+from gateway.openapi import site
 
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _STREAM_ID = f"{_UUID}(-[1-9][0-9]{{0,8}})?"
@@ -46,7 +47,7 @@ STREAM_ID = Parameter(
     "019a3c5e-7f00-7000-8000-000000000001",
 )
 MODEL = Parameter(
-    "model", "path", {"type": "string", "minLength": 1}, "As `GET /v1/models` names it.", "tiny"
+    "model", "path", {"type": "string", "minLength": 1}, "As `GET /v1/models` names it.", site.MODEL
 )
 AFTER = Parameter(
     "after",
@@ -81,8 +82,9 @@ IDEMPOTENCY_KEY = Parameter(
 STREAM_RESUME = Parameter(
     "X-Stream-Resume",
     "header",
-    {"type": "string"},
-    "`1`: events have an `id: <stream id>:<n>`, and the stream can be resumed for 30 seconds after a cut.",
+    {"type": "string", "pattern": "^([01]|[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"},
+    "`1` or `true`: events have an `id: <stream id>:<n>`, and the stream can be resumed for 30 seconds after "
+    "a cut. `0` and `false` are as if it was left out.",
 )
 DEADLINE = Parameter(
     "X-Request-Deadline-Ms",
@@ -117,6 +119,12 @@ RETRY_HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string"},
         "description": "The body's `limit` object: which limit, whose, how much is used, when it clears.",
     },
+}
+UPGRADE_HEADERS: dict[str, dict[str, Any]] = {
+    "Upgrade": {
+        "schema": {"type": "string", "enum": ["websocket"]},
+        "description": "What the connection has to be upgraded to.",
+    }
 }
 CHALLENGE_HEADER: dict[str, dict[str, Any]] = {
     "WWW-Authenticate": {

@@ -3,8 +3,7 @@
 import json
 
 from gateway.openapi.operations import Operation
-
-BASE_URL = "http://localhost:8000"
+from gateway.openapi.site import BASE_URL, MODEL
 
 _OPENAI = f"""from openai import OpenAI
 
@@ -33,10 +32,10 @@ client = httpx.Client(
 """
 _PYTHON = {
     "createChatCompletion": _OPENAI
-    + """
+    + f"""
 stream = client.chat.completions.create(
-    model="tiny",
-    messages=[{"role": "user", "content": "Say hello."}],
+    model="{MODEL}",
+    messages=[{{"role": "user", "content": "Say hello."}}],
     max_tokens=64,
     stream=True,
 )
@@ -44,16 +43,16 @@ for chunk in stream:
     print(chunk.choices[0].delta.content or "", end="")
 """,
     "createCompletion": _OPENAI
-    + """
+    + f"""
 completion = client.completions.create(
-    model="tiny", prompt="Say hello:", max_tokens=64
+    model="{MODEL}", prompt="Say hello:", max_tokens=64
 )
 print(completion.choices[0].text)
 """,
     "createResponse": _OPENAI
-    + """
+    + f"""
 response = client.responses.create(
-    model="tiny", input="Say hello.", max_output_tokens=64
+    model="{MODEL}", input="Say hello.", max_output_tokens=64
 )
 print(response.output_text)
 """,
@@ -63,23 +62,23 @@ for model in client.models.list():
     print(model.id)
 """,
     "getModel": _OPENAI
-    + """
-print(client.models.retrieve("tiny").owned_by)
+    + f"""
+print(client.models.retrieve("{MODEL}").owned_by)
 """,
     "createMessage": _ANTHROPIC
-    + """
+    + f"""
 message = client.messages.create(
-    model="tiny",
+    model="{MODEL}",
     max_tokens=64,
-    messages=[{"role": "user", "content": "Say hello."}],
+    messages=[{{"role": "user", "content": "Say hello."}}],
 )
 print(message.content[0].text)
 """,
     "countMessageTokens": _ANTHROPIC
-    + """
+    + f"""
 count = client.messages.count_tokens(
-    model="tiny",
-    messages=[{"role": "user", "content": "Say hello."}],
+    model="{MODEL}",
+    messages=[{{"role": "user", "content": "Say hello."}}],
 )
 print(count.input_tokens)
 """,

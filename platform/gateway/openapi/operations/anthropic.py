@@ -2,9 +2,9 @@
 
 from gateway.dialects.anthropic.schema import MessagesBody, PromptBody
 from gateway.openapi import errors
-from gateway.openapi.examples import MODEL
 from gateway.openapi.objects import anthropic
 from gateway.openapi.operations.base import GENERATION_HEADERS, HELLO, Operation
+from gateway.openapi.site import MODEL
 
 ANTHROPIC_OPERATIONS = (
     Operation(

@@ -5,9 +5,9 @@ from gateway.dialects.responses.events import AnyResponsesEvent
 from gateway.dialects.responses.objects import Response
 from gateway.dialects.responses.schema import ResponsesBody
 from gateway.openapi import errors, parameters
-from gateway.openapi.examples import MODEL
 from gateway.openapi.objects import openai, platform
 from gateway.openapi.operations.base import GENERATION_HEADERS, HELLO, Operation
+from gateway.openapi.site import MODEL
 
 OPENAI_OPERATIONS = (
     Operation(
@@ -103,7 +103,6 @@ OPENAI_OPERATIONS = (
         tag="OpenAI",
         summary="Classify a text",
         description="There is no moderation model yet: always 501.",
-        codes=("not_implemented",),
-        is_public=True,
+        codes=(*errors.KEY, "not_implemented"),
     ),
 )

@@ -44,6 +44,17 @@ STREAM_OPERATIONS = (
     ),
     Operation(
         method="get",
+        path="/v1/stream",
+        id="openSocket",
+        tag="Streams and usage",
+        summary="Many requests over one WebSocket",
+        description="Only with a WebSocket upgrade. A key goes into `Authorization`, or from a browser into the "
+        "subprotocol `openai-insecure-api-key.sk-slc-…`. Without an upgrade there is always 426, with a key or not.",
+        other={101: ("With an upgrade: the WebSocket is open.", None)},
+        codes=("upgrade_required",),
+    ),
+    Operation(
+        method="get",
         path="/v1/usage/{request_id}",
         id="getUsage",
         tag="Streams and usage",
