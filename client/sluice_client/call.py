@@ -21,8 +21,10 @@ def idempotency_key_make(given: str | None) -> str:
     """A new one unless one is given. Raises ValueError for one that no server takes."""
     if given is None:
         return str(uuid.uuid4())
-    if not (0 < len(given) <= 255 and given.isascii() and given.isprintable()):
-        raise ValueError("an idempotency key is 1 to 255 printable ASCII characters")
+    if not (0 < len(given) <= 255 and given.isascii() and given.isprintable() and given == given.strip()):
+        raise ValueError(
+            "an idempotency key is 1 to 255 printable ASCII characters, with no blank at its ends"
+        )
     return given
 
 

@@ -152,6 +152,7 @@ class Answer:
 
     def cut(self, error: ApiError) -> None:
         """As `break_off`, at once: what was not sent yet is not sent any more."""
+        self.on_backlog = None  # it ends: there is nothing to go on with
         self.drop_pending()
         self._is_broken_off = True
         self.failure, self.is_ended = error, True

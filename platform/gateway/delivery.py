@@ -72,7 +72,7 @@ class Delivery:
                 answer.wake.clear()
                 await answer.wake.wait()
                 answer.write_now = None
-        return not exchange.has_begun
+        return False
 
     async def _pending_write(self) -> bool:
         """Whether the last event was among them."""

@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import ApiError
-from gateway.http import SERVER_EXTENSION, request_id_new
-from gateway.http_transport import ClosingTransport, event_replace, socket_tune
+from gateway.http import SERVER_EXTENSION
+from gateway.http_head import head_judge, head_without_offer, is_handshake
+from gateway.http_transport import ClosingTransport, event_replace, refusal_bytes, socket_tune
 from gateway.limits import Limits
 
 _SLICE_BYTES = 4096  # fed to the parser at once: how far a bound can be passed before it is noticed
@@ -33,6 +35,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         "_header_timer",
         "_is_deaf",
         "_is_in_body",
+        "_is_offer",
         "_linger_bytes",
         "_linger_timer",
         "_on_left",
@@ -51,6 +54,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._silent_bytes = 0  # fed since the parser last reported anything
         self._is_in_body = False  # also while trailers come
         self._is_deaf = False  # nothing more is parsed
+        self._is_offer = False  # to speak a protocol that is not spoken here
         self._refusal: ApiError | None = None
         self._on_left: Callable[[], None] | None = None
         self._served: RequestResponseCycle | None = None  # `cycle`, the last to arrive, may wait behind it
@@ -88,7 +92,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 break
             piece = data[start : start + _SLICE_BYTES]
             self._silent_bytes += len(piece)
-            super().data_received(piece)
+            self._feed(piece)
             unended_bytes = self._header_bytes + self._silent_bytes
             if unended_bytes > self.limits.max_header_bytes and not self._is_deaf:
                 self._refuse(_headers_too_large(self.limits))
@@ -99,15 +103,51 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif not self._is_deaf and not self._is_busy and self.timeout_keep_alive_task is None:
             self._header_timer_start()  # blank lines and the rest of an answered body are no request either
 
+    def _feed(self, piece: bytes) -> None:
+        """As uvicorn does, but an offer that is not taken leaves a request of HTTP/1.1 (RFC 9110 §7.8)."""
+        self._unset_keepalive_if_required()
+        while True:
+            try:
+                self.parser.feed_data(piece)
+                return
+            except httptools.HttpParserError:
+                msg = "Invalid HTTP request received."
+                self.logger.warning(msg)
+                self.send_400_response(msg)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._is_offer:
+                    self.handle_websocket_upgrade()
+                    return
+                piece = self._head_again() + piece[upgrade.args[0] :]
+
+    def _head_again(self) -> bytes:
+        """The parser cannot be told to go on with the body: another one starts over, with the same head."""
+        parser, self.parser = self.parser, httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return head_without_offer(parser.get_method(), self.url, parser.get_http_version(), self.headers)
+
+    def _should_upgrade(self) -> bool:
+        """A request that still waits for its answer would lose its connection."""
+        if self._is_busy or not super()._should_upgrade():
+            return False
+        return is_handshake(self.parser.get_method(), self.parser.get_http_version(), self.headers)
+
     def handle_websocket_upgrade(self) -> None:
         self._is_deaf = True  # another protocol has the connection from here on
         self._header_timer_stop()
         super().handle_websocket_upgrade()
+        protocol: Any = self.transport.get_protocol()
+        if not getattr(protocol, "handshake_initiated", True):  # it has smaller bounds, and would say nothing
+            error = ApiError("invalid_http", "this is not a valid WebSocket handshake")
+            self.transport.write(refusal_bytes(error, self.server_state.default_headers))
+            self.transport.close()
 
     # -- parser callbacks: raising in one ends the parsing ------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._silent_bytes = self._header_bytes = self._header_count = 0
+        self._is_offer = False
         if len(self.pipeline) >= self.limits.max_pipelined:
             self._parsing_end(ApiError("invalid_http", "too many requests wait on this connection"))
         super().on_message_begin()
@@ -125,8 +165,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._header_timer_stop()
         self._silent_bytes = 0
+        try:
+            head_judge(self.parser.get_method(), self.parser.get_http_version(), self.headers)
+        except ApiError as refusal:
+            self._parsing_end(refusal)
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self._is_offer = True  # this parser ends here: see `_feed`
+            return
+        self._header_timer_stop()
         self._is_in_body = True
         before = self.cycle
         super().on_headers_complete()
@@ -153,6 +200,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._silent_bytes = 0
+        if self._is_offer:
+            return
         self._is_in_body = False
         super().on_message_complete()
 
@@ -210,20 +259,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._is_in_body:  # of a request that was answered already
             self.transport.close()
             return
-        self.transport.write(self._answer(error))
+        self.transport.write(refusal_bytes(error, self.server_state.default_headers))
         self._linger()
-
-    def _answer(self, error: ApiError) -> bytes:
-        body = error.envelope()
-        headers = [
-            *self.server_state.default_headers,
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"x-request-id", str(request_id_new()).encode()),
-            (b"connection", b"close"),
-        ]
-        lines = [name + b": " + value + b"\r\n" for name, value in headers]
-        return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])
 
     def close_gently(self) -> None:
         """A plain close while the client still sends is a reset, which can destroy the answer on its way."""

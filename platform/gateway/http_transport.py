@@ -3,8 +3,12 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from gateway.errors import ApiError
+from gateway.http import request_id_new
 from gateway.wake import Wake
 
 
@@ -63,3 +67,17 @@ def event_replace(owner: object, name: str) -> None:
     if event.is_set():
         wake.set()
     setattr(owner, name, wake)
+
+
+def refusal_bytes(error: ApiError, default_headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The whole answer to what never became a request; the connection is to be closed after it."""
+    body = error.envelope()
+    headers = [
+        *default_headers,
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"x-request-id", str(request_id_new()).encode()),
+        (b"connection", b"close"),
+    ]
+    lines = [name + b": " + value + b"\r\n" for name, value in headers]
+    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

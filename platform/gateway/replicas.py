@@ -206,7 +206,7 @@ class Replicas:
         """
         if stream.worker_id and stream.worker == up.incarnation:
             return True
-        if stream.has_begun or stream.is_settled or up.digest != stream.submit.digest:
+        if stream.is_heard or stream.is_settled or up.digest != stream.submit.digest:
             return False
         stream.worker, stream.worker_id = up.incarnation, up.id
         stream.placed_at = time.monotonic()

@@ -42,6 +42,7 @@ class Stream:
         "ended_code",
         "first_choice",
         "first_token_at",
+        "is_heard",
         "is_paused",
         "is_settled",
         "last_token_at",
@@ -82,6 +83,7 @@ class Stream:
         self.worker_id = ""
         self.received = [0] * submit.n  # output tokens of each choice
         self.choice_ends: dict[int, ChoiceEnd] = {}
+        self.is_heard = False  # by a replica: no other one may write into it
         self.cancel_reason = ""
         self.cancelled_at = 0.0
         self.end: End | None = None
@@ -116,14 +118,16 @@ class Stream:
     ) -> bool:
         """One entry of a token frame. False when tokens are missing before it."""
         received = self.received
-        if choice >= len(received) or start != received[choice]:
+        if not 0 <= choice < len(received) or start != received[choice]:
             return False
         received[choice] = start + count
+        self.is_heard = True
         if (text or logprobs) and not self.cancel_reason:
             self._sink.row(Row(self.first_choice + choice, count, text, logprobs))
         return True
 
     def append_prompt(self, logprobs: PromptLogprobs) -> None:
+        self.is_heard = True
         if not self.cancel_reason:
             self._sink.prompt_row(PromptRow(self.prompt, logprobs.first, logprobs.tokens))
 

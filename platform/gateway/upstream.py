@@ -109,7 +109,7 @@ class Upstream:
         for stream in self.streams.values():
             if stream.is_settled:
                 continue
-            if not stream.has_begun:
+            if not stream.is_heard:
                 self.dispatcher.send(stream.resubmit(now))
             if stream.cancel_reason:
                 self.dispatcher.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
@@ -121,7 +121,7 @@ class Upstream:
         match message:
             case Placed():
                 stream = self.streams.get(message.sid)
-                if stream is not None and not stream.is_settled and not stream.has_begun:
+                if stream is not None and not stream.is_settled and not stream.is_heard:
                     self.replicas.placed(stream, message)
             case Ended():
                 if stream := self.streams.get(message.sid):

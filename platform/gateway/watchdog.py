@@ -30,7 +30,6 @@ class Watchdog:
         self._answers = answers
         self._limits = limits
         self._metrics = metrics
-        self.settle_s = limits.settle_s  # the wait for final counts; shorter while the gateway stops
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -52,7 +51,7 @@ class Watchdog:
                 continue
             if not stream.cancel_reason:
                 self._reachability_check(stream, now)
-            elif now - stream.cancelled_at > self.settle_s:
+            elif now - stream.cancelled_at > self._limits.settle_s:
                 self._metrics.settle_timeouts.inc()
                 logger.warning("request %s: no final count after its cancel", stream.request_id)
                 stream.settle()

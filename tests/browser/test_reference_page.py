@@ -4,6 +4,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, expect
 
+from gateway.openapi.site import Site
 from gateway.reference import page_bytes
 from tests.browser.conftest import SCREENSHOTS, errors_of
 from tests.browser.test_look import THEMES, WIDTHS
@@ -17,7 +18,7 @@ LOOKED_AT = [".bar", "nav", ".intro", "#limits", "#createMessage", "#resumeStrea
 async def test_it_is_accessible_and_fits(browser: Browser) -> None:
     page = await browser.new_page()
     errors = errors_of(page)
-    await page.set_content(page_bytes().decode())
+    await page.set_content(page_bytes(Site()).decode())
     for summary in await page.locator("#createMessage summary").all():
         await summary.click()
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -36,7 +37,7 @@ async def test_it_is_accessible_and_fits(browser: Browser) -> None:
 
 async def test_the_first_tab_skips_the_contents(browser: Browser) -> None:
     page = await browser.new_page()
-    await page.set_content(page_bytes().decode())
+    await page.set_content(page_bytes(Site()).decode())
     await page.keyboard.press("Tab")
     await expect(page.locator(".skip")).to_be_focused()
     await expect(page.locator(".skip")).to_be_in_viewport()

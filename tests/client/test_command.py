@@ -250,3 +250,69 @@ def test_a_pipe_gets_the_text_as_it_is(run: Run) -> None:
 
 def test_a_models_text_cannot_steer_the_terminal() -> None:
     assert shown("a\x1b[2J\tb\r\n\x9b1m\x07 你") == "a\\x1b[2J\tb\\x0d\n\\x9b1m\\x07 你"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--temperature", "nan"],
+        ["--temperature", "1e999"],
+        ["--temperature", "-inf"],
+        ["--temperature", "warm"],
+        ["--max-tokens", "9" * 5000],
+        ["--seed", "1.5"],
+        ["--idempotency-key", "é"],
+        ["--idempotency-key", ""],
+        ["--idempotency-key", " key"],
+        ["--idempotency-key", "k" * 256],
+        ["--idempotency-key", "a\x00b"],
+        ["--model", "\udcff"],
+        ["--system", "\udcff"],
+        ["--stop", "\udcff"],
+        ["\udcff"],
+    ],
+    ids=lambda wrong: ascii(" ".join(wrong))[:40],
+)
+def test_what_no_request_can_hold_is_refused_in_one_line(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["chat", *wrong])
+    out, err = capsys.readouterr()
+    assert (raised.value.code, out, err.count("\n")) == (2, "", 1)
+    assert len(err) < 250
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[",
+        "http://h:nope",
+        "http://h:99999",
+        "http://h:0",
+        "http://a\x01b",
+        "http://a\x00b",
+        "http://é..x",
+        "http://\udcff",
+        "http://:80",
+        "ftp://h",
+        "http://",
+    ],
+    ids=ascii,
+)
+def test_what_is_no_base_url_is_refused_in_one_line(run: Run, url: str) -> None:
+    code, out, err = run(Resumable(), "models", "--base-url", url)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is no base URL" in err
+
+
+def test_a_model_that_the_environment_names_is_text(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_MODEL", "\udcff")
+    assert run(Resumable(), "chat", "hi") == (2, "", "sluice: SLUICE_MODEL is not in UTF-8\n")
+
+
+def test_odd_values_that_a_server_may_judge_reach_it(run: Run) -> None:
+    arguments = ["--temperature", "-1", "--max-tokens", "-5", "--seed", "1" + "0" * 400, "--stop", "é\x00"]
+    assert run(Resumable(), "chat", "-m", "tiny", *arguments, "hi")[0] == 0
+    assert sent(run)["stop"] == ["é\x00"]
+    assert (sent(run)["temperature"], sent(run)["max_tokens"], sent(run)["seed"]) == (-1.0, -5, 10**400)

@@ -31,6 +31,31 @@ def test_what_the_operator_chose_reaches_every_django_process(
         assert chosen.items() <= spec.environment.items(), spec.name
 
 
+def test_the_gateway_knows_the_names_that_clients_send_for_no_model(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("SLUICE_DEFAULT_MODEL", "SLUICE_DEFAULT_MODEL_ALIASES", "SLUICE_ALLOWED_ORIGINS")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    told = stack.gateway().environment
+    assert [told.get(name) for name in names] == [None, "tgi,dummy", None]
+
+
+@pytest.mark.parametrize("aliases", ["gpt-4o", ""])
+def test_what_the_user_chose_of_them_wins(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, aliases: str
+) -> None:
+    chosen = {
+        "SLUICE_DEFAULT_MODEL": "demo",
+        "SLUICE_DEFAULT_MODEL_ALIASES": aliases,
+        "SLUICE_ALLOWED_ORIGINS": "https://app.example",
+    }
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    assert chosen.items() <= stack.gateway().environment.items()
+    assert not chosen.keys() & stack.worker(0, "demo", "d").environment.keys()
+
+
 def test_only_those_who_need_a_secret_have_it(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

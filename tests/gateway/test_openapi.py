@@ -20,6 +20,7 @@ from gateway.openapi.document import document_make
 from gateway.openapi.errors import MEANINGS
 from gateway.openapi.operations import OPERATIONS
 from gateway.openapi.page import CONTENT_SECURITY_POLICY
+from gateway.openapi.site import BASE_URL, MODEL, Site, site_of
 from gateway.reference import document_bytes, page_bytes
 from gpuworker.wire.messages import TokenLogprobs
 
@@ -69,7 +70,7 @@ def request_structs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_it_is_an_openapi_document_and_its_schemas_are_schemas() -> None:
-    schemathesis.openapi.from_dict(json.loads(document_bytes())).validate()
+    schemathesis.openapi.from_dict(json.loads(document_bytes(Site()))).validate()
     for name in COMPONENTS:
         validator({"$ref": f"#/components/schemas/{name}"})
         assert "." not in name, "two structs have one name"
@@ -226,7 +227,7 @@ def test_what_health_says_is_as_documented() -> None:
 
 
 def test_the_page_shows_every_operation_field_and_error_and_runs_no_script() -> None:
-    page = page_bytes().decode()
+    page = page_bytes(Site()).decode()
     for operation in OPERATIONS:
         assert f'id="{operation.id}"' in page
     for _, schema in request_structs():
@@ -246,3 +247,68 @@ def test_examples_in_python_are_python() -> None:
             for sample in operation["x-codeSamples"]:
                 if sample["lang"] == "Python":
                     compile(sample["source"], operation["operationId"], "exec")
+
+
+# -- what the examples name ---------------------------------------------------------------------------------
+
+
+def test_examples_name_the_site_and_nothing_else() -> None:
+    site = Site("https://api.example:8443", "org/model-7b:latest")
+    for rendered in (document_bytes(site), page_bytes(site)):
+        text = rendered.decode()
+        assert site.base_url in text
+        assert site.model in text
+        for other in (BASE_URL, MODEL, Site().base_url, "portal", "silently"):
+            assert other not in text
+    json.loads(document_bytes(site))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "base_url"),
+    [
+        ("http", "127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("https", "API.example", "https://api.example"),
+        ("https", "[::1]:8443", "https://[::1]:8443"),
+        *(
+            ("https", host, Site().base_url)
+            for host in (
+                "",
+                "a b",
+                "a, b",
+                "a/b",
+                "a@b",
+                'evil"><script>',
+                "$(id)",
+                "a:",
+                "a:0",
+                "a:65536",
+                "a:99999999",
+                "-a",
+                "a..b",
+                "a.",
+                "[1.2.3.4]",
+                "[::1",
+                "é",
+                "a\n",
+                "a" * 64,
+                ".".join(["abc"] * 64),
+            )
+        ),
+        ("ws", "a", Site().base_url),
+    ],
+)
+def test_only_what_is_an_address_is_shown_as_one(scheme: str, host: str, base_url: str) -> None:
+    assert site_of({"scheme": scheme}, {b"host": host.encode("latin-1")}, "m") == Site(base_url, "m")
+
+
+@pytest.mark.parametrize("model", ["", "'; id", 'a"', "<b>", "a" * 201, "a\n"])
+def test_only_what_needs_no_quotes_is_shown_as_a_model(model: str) -> None:
+    assert site_of({"scheme": "http"}, {}, model).model == Site().model
+
+
+def test_many_addresses_do_not_pile_up() -> None:
+    for number in range(40):
+        page_bytes(Site(f"http://host-{number}"))
+    found = page_bytes.cache_info()
+    assert found.maxsize is not None
+    assert found.currsize <= found.maxsize <= 32

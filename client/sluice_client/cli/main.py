@@ -10,7 +10,7 @@ from types import FrameType
 import openai
 
 from sluice_client.cli.answers import Asking
-from sluice_client.cli.arguments import arguments_parse, parameters
+from sluice_client.cli.arguments import arguments_parse, is_utf8, parameters
 from sluice_client.cli.conversation import converse
 from sluice_client.cli.failures import (
     INTERRUPTED,
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _exit)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
@@ -89,6 +89,8 @@ def _failed(
 
 def _model(arguments: argparse.Namespace, client: Sluice) -> str:
     named = arguments.model or os.environ.get("SLUICE_MODEL")
+    if named and not is_utf8(named):
+        raise CommandError("SLUICE_MODEL is not in UTF-8")
     if named:
         return str(named)
     names = model_names(client)

@@ -1,4 +1,4 @@
-"""What the examples name, and what is put in their place: where the reference was asked for, a model it serves.
+"""What the examples name, and what is put in its place: the address that was asked, a model served there.
 
 Nothing is put there that would have to be escaped: examples stand in HTML, JSON, a shell and Python.
 """

@@ -48,8 +48,8 @@ STREAM_OPERATIONS = (
         id="openSocket",
         tag="Streams and usage",
         summary="Many requests over one WebSocket",
-        description="Only with a WebSocket upgrade. A key goes into `Authorization`, or from a browser into the "
-        "subprotocol `openai-insecure-api-key.sk-slc-…`. Without an upgrade there is always 426, with a key or not.",
+        description="Only with a WebSocket upgrade. The key goes into `Authorization`, or from a browser "
+        "into the subprotocol `openai-insecure-api-key.sk-slc-…`. Without an upgrade: always 426.",
         other={101: ("With an upgrade: the WebSocket is open.", None)},
         codes=("upgrade_required",),
     ),
