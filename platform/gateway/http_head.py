@@ -12,18 +12,18 @@ def head_judge(method: bytes, http_version: str, headers: Headers) -> None:
 
     And for CONNECT, which asks for a tunnel: its parser would take all that follows for another protocol.
     """
-    hosts = codings = 0
+    hosts, is_chunked = 0, False
     for name, value in headers:
         if name == b"host":
             hosts += 1
         elif name == b"transfer-encoding":
-            codings += 1
+            is_chunked = True
             if value.lower() != b"chunked":
                 raise ApiError("invalid_http", "the only transfer coding that is read here is chunked")
     if hosts != 1 and (hosts > 1 or http_version != "1.0"):
         raise ApiError("invalid_http", f"a request has one Host header; this one has {hosts}")
-    if codings and (codings > 1 or http_version == "1.0"):
-        raise ApiError("invalid_http", "a body is chunked once, and only in HTTP/1.1")
+    if is_chunked and http_version == "1.0":
+        raise ApiError("invalid_http", "HTTP/1.0 has no chunks")
     if method == b"CONNECT":
         raise ApiError("invalid_http", "this server opens no tunnels")
 

@@ -58,9 +58,17 @@ def _page_rendered() -> bytes:
 
 
 def _site(gateway: Gateway, exchange: Exchange) -> Site:
-    """Names the default model, else the first one; a gateway that has not read the models yet has none."""
+    return site_of(exchange.scope, exchange.headers, _model(gateway))
+
+
+def _model(gateway: Gateway) -> str:
+    """The default one, else the first that a worker serves now, else the first; empty before any is known."""
     snapshot = gateway.snapshots.current
-    slugs = sorted(snapshot.routes) if snapshot is not None else []
-    default = gateway.settings.default_model
-    model = default if default in slugs else next(iter(slugs), "")
-    return site_of(exchange.scope, exchange.headers, model)
+    if snapshot is None:
+        return ""
+    if gateway.settings.default_model in snapshot.routes:
+        return gateway.settings.default_model
+    served = {replica.digest for replica in gateway.upstream.replicas.ready()}
+    return min(
+        snapshot.routes, key=lambda slug: (snapshot.routes[slug].digest not in served, slug), default=""
+    )

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
@@ -100,3 +101,11 @@ async def test_a_client_that_leaves_cancels_its_requests(front: Front, rudely: b
             await socket.close()
         cancel = await asyncio.wait_for(front.worker.cancels.get(), 5)
         assert (cancel.sid, cancel.reason) == (submit.sid, "cancelled")
+
+
+async def test_without_an_upgrade_it_says_what_is_missing(front: Front) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        for _ in range(2):  # the second on the same connection, or a new one
+            response = await client.get(front.url + "/v1/stream")
+            assert (response.status_code, response.headers["upgrade"]) == (426, "websocket")
+            assert response.json()["error"]["code"] == "upgrade_required"
