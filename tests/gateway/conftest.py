@@ -50,7 +50,7 @@ async def shared_fleet(shared_database: Database, valkey: ValkeyServer) -> Async
     """Two gateways over one PostgreSQL and one Valkey."""
     limits = {"resume_grace_s": GRACE_S}
     async with fleet_started(
-        shared_database, valkey, gateways=2, customers=100, strict=4, limits=limits
+        shared_database, valkey, gateways=2, customers=400, strict=4, limits=limits
     ) as fleet:
         await asyncio.to_thread(aliases_close)  # other tests have databases of their own meanwhile
         yield fleet

@@ -64,6 +64,7 @@ class Reader:
         self.events: list[Event] = []
         self.request_id = ""
         self.has_ended = False
+        self.broken_off = ""  # the error of a connection that ended without the stream
         self.cuts = 0
         self._fleet = fleet
         self._rng = rng
@@ -108,7 +109,7 @@ class Reader:
 
     async def _read(self, connection: RawConnection, limit: int | None) -> bool:
         """Whether the answer was read to its end; else the connection was cut after `limit` bytes."""
-        raw, is_whole = b"", False
+        raw, is_whole, self.broken_off = b"", False, ""
         while not is_whole and (limit is None or len(raw) < limit):
             wanted = 65536 if limit is None else limit - len(raw)
             data = await asyncio.wait_for(connection.reader.read(wanted), WAIT_S)
@@ -123,13 +124,16 @@ class Reader:
             if self._rng.random() < 0.5:
                 connection.writer.transport.abort()
         connection.close()
-        self.has_ended = is_whole
+        self.has_ended = is_whole and not self.broken_off
         return is_whole
 
     def _take(self, body: bytes) -> None:
         for block in body.decode(errors="ignore").split("\n\n")[:-1]:
             lines = [line for line in block.split("\n") if not line.startswith(":")]
             fields = dict(line.split(": ", 1) for line in lines)
+            if "id" not in fields:  # only this connection ends
+                self.broken_off = fields["data"]
+                continue
             stream_id, _, number = fields["id"].rpartition(":")
             event = Event(stream_id, int(number), fields["data"])
             if self.events:
@@ -161,7 +165,8 @@ class Survivor(Reader):
         if head.status == 200:
             self.request_id = head.headers["x-request-id"]
             await self._read(connection, limit)
-            if self.events and '"gateway_lost"' in self.events[-1].data:
+            last = self.events[-1].data if self.events else ""
+            if '"gateway_lost"' in last + self.broken_off:
                 self._begin_again()
         else:
             assert head.status in (409, 410, 503), await connection.reader.read(2000)

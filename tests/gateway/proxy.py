@@ -2,7 +2,20 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+
+@asynccontextmanager
+async def relayed(url: str) -> AsyncIterator["Relay"]:
+    """Started, and cut in the end whatever was done to it."""
+    relay = Relay(url)
+    await relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.cut()
 
 
 class Relay:

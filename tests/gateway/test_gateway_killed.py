@@ -17,7 +17,7 @@ from gpuworker.wire.messages import Submit, UsageCheckpoint
 from tests.gateway.begun import RESUMABLE, STREAMED, WORDS, begin, code, rest
 from tests.gateway.cutting import SPEECHES, Survivor
 from tests.gateway.durable import Fleet, gateway_added, key, paced
-from tests.gateway.proxy import Relay
+from tests.gateway.proxy import relayed
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -122,9 +122,10 @@ async def test_killed_under_many_clients(fleet: Fleet) -> None:
 
 
 async def test_the_spool_of_a_killed_gateway_is_billed_once_when_it_is_back(fleet: Fleet) -> None:
-    relay = Relay(fleet.database.gateway_url)
-    await relay.start()
-    async with gateway_added(fleet, database_url=relay.url) as fleet:
+    async with (
+        relayed(fleet.database.gateway_url) as relay,
+        gateway_added(fleet, database_url=relay.url) as fleet,
+    ):
         victim = fleet.gateways[0]
         begun = await begin(fleet, key("spooled"), words=2)
         await relay.cut()

@@ -11,7 +11,7 @@ from gpuworker.wire.messages import Submit
 from tests.gateway.durable import BODY, Fleet, gateway_added, key, key_known, paced
 from tests.gateway.harness import MODEL, GatewayProcess
 from tests.gateway.peers import WAIT_S
-from tests.gateway.proxy import Relay
+from tests.gateway.proxy import relayed
 from tests.gateway.raw import RawConnection, Response
 from tests.gateway.sockets import socket_open
 
@@ -251,9 +251,10 @@ async def test_a_socket_is_closed_when_its_key_expires(fleet: Fleet) -> None:
 
 
 async def test_keys_expire_also_while_postgres_is_away(fleet: Fleet) -> None:
-    relay = Relay(fleet.database.gateway_url)
-    await relay.start()
-    async with gateway_added(fleet, database_url=relay.url) as added:
+    async with (
+        relayed(fleet.database.gateway_url) as relay,
+        gateway_added(fleet, database_url=relay.url) as added,
+    ):
         gateway: GatewayProcess = added.gateways[0]
         connection = await added.open(STREAMED)
         await submitted(added)

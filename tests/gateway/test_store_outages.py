@@ -17,15 +17,16 @@ from devservices.valkey import ValkeyServer
 from gpuworker.wire.messages import Submit
 from tests.gateway.begun import RESUMABLE, STREAMED, WORDS, begin, code
 from tests.gateway.durable import BODY, Fleet, gateway_added, key, paced
-from tests.gateway.proxy import Relay
+from tests.gateway.proxy import relayed
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 async def test_without_postgres_nothing_with_a_key_runs(fleet: Fleet) -> None:
-    relay = Relay(fleet.database.gateway_url)
-    await relay.start()
-    async with gateway_added(fleet, database_url=relay.url) as fleet:
+    async with (
+        relayed(fleet.database.gateway_url) as relay,
+        gateway_added(fleet, database_url=relay.url) as fleet,
+    ):
         await relay.cut()
         submits: list[Submit] = []
         with fleet.scripted(paced(WORDS, submits=submits)):
@@ -48,9 +49,10 @@ async def test_without_postgres_nothing_with_a_key_runs(fleet: Fleet) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_postgres_lost_before_the_end_is_told_later(fleet: Fleet, *, stream: bool) -> None:
     body = {**BODY, "stream": stream}
-    relay = Relay(fleet.database.gateway_url)
-    await relay.start()
-    async with gateway_added(fleet, database_url=relay.url) as fleet:
+    async with (
+        relayed(fleet.database.gateway_url) as relay,
+        gateway_added(fleet, database_url=relay.url) as fleet,
+    ):
         gateway = fleet.gateways[0]
         first = asyncio.create_task(fleet.post(body, key("later")))
         submit = await gateway.dispatcher.submitted()
@@ -71,9 +73,7 @@ async def test_postgres_lost_before_the_end_is_told_later(fleet: Fleet, *, strea
 
 
 async def test_a_stream_goes_on_without_valkey_and_cannot_be_resumed(fleet: Fleet) -> None:
-    relay = Relay(fleet.redis_url)
-    await relay.start()
-    async with gateway_added(fleet, redis_url=relay.url) as fleet:
+    async with relayed(fleet.redis_url) as relay, gateway_added(fleet, redis_url=relay.url) as fleet:
         begun = await begin(fleet, RESUMABLE, key("unlogged"), words=2)
         await relay.cut()
         begun.finish_words()
@@ -112,10 +112,10 @@ async def test_what_is_not_in_the_log_yet_is_not_sent(fleet: Fleet, valkey: Valk
 
 
 async def test_a_gateway_that_never_saw_valkey_serves(fleet: Fleet) -> None:
-    relay = Relay(fleet.redis_url)
-    await relay.start()
-    await relay.cut()
-    async with gateway_added(fleet, redis_url=relay.url) as fleet:
+    async with relayed(fleet.redis_url) as relay:
+        await relay.cut()
+        nowhere = relay.url
+    async with gateway_added(fleet, redis_url=nowhere) as fleet:
         with fleet.scripted(paced(WORDS, 0.05)):
             resumable = await fleet.post(STREAMED, RESUMABLE)
             assert resumable.body.endswith(b"[DONE]\n\n")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.durable import BODY, Fleet, gateway_added, key, paced
 from tests.gateway.harness import MODEL
-from tests.gateway.proxy import Relay
+from tests.gateway.proxy import relayed
 from tests.gateway.raw import Response, request
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -209,9 +209,10 @@ async def test_methods(fleet: Fleet) -> None:
 
 
 async def test_without_postgres_it_is_unavailable(fleet: Fleet) -> None:
-    relay = Relay(fleet.database.gateway_url)
-    await relay.start()
-    async with gateway_added(fleet, database_url=relay.url) as added:
+    async with (
+        relayed(fleet.database.gateway_url) as relay,
+        gateway_added(fleet, database_url=relay.url) as added,
+    ):
         await relay.cut()
         response = await usage(added, NOBODYS)
         error = response.json()["error"]
