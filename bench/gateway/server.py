@@ -27,7 +27,7 @@ def main() -> None:
             factory=True,
             fd=int(descriptor),
             loop="uvloop",
-            http="gateway.http_protocol:BoundedHttpProtocol",
+            http="gateway.http.protocol:BoundedHttpProtocol",
             proxy_headers=False,
             server_header=False,
             access_log=False,

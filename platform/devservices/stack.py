@@ -101,7 +101,7 @@ class Stack:
     def gateway(self) -> ProcessSpec:
         port = str(self.settings.port)
         arguments = ["-m", "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--port", port]
-        arguments += ["--loop", "uvloop", "--http", "gateway.http_protocol:BoundedHttpProtocol"]
+        arguments += ["--loop", "uvloop", "--http", "gateway.http.protocol:BoundedHttpProtocol"]
         arguments += [
             "--ws",
             "gateway.websocket.server_protocol:BoundedWebSocketProtocol",

@@ -14,16 +14,16 @@ from types import FrameType
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway import catalog, counting, pipeline, reference, streams, usage_report
-from gateway.admission import key_authenticate
 from gateway.dialects.anthropic.messages import MESSAGES
 from gateway.dialects.openai.chat import CHAT
 from gateway.dialects.registry import ENDPOINTS
 from gateway.dialects.tgi.generate import GENERATE
+from gateway.endpoints import catalog, counting, generate, reference, streams, usage_report
 from gateway.errors import ApiError
 from gateway.garbage import collector_tune
-from gateway.http import JSON_HEADERS, ClientLeft, Exchange, Receive, Scope, Send
+from gateway.http.exchange import JSON_HEADERS, ClientLeft, Exchange, Receive, Scope, Send
 from gateway.runtime import Gateway
+from gateway.serving.admission import key_authenticate
 from gateway.settings import Settings, settings_from_environment
 from gateway.websocket import app as websocket
 
@@ -77,7 +77,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     websocket.ROUTE: {"GET": upgrade_require},
     "/v1/streams/{id}": {"GET": streams.stream_resume, "DELETE": streams.stream_cancel},
     "/v1/usage/{id}": {"GET": usage_report.usage_get},
-    **{path: {"POST": partial(pipeline.generate, dialect)} for path, dialect in ENDPOINTS.items()},
+    **{path: {"POST": partial(generate.generate, dialect)} for path, dialect in ENDPOINTS.items()},
 }
 _WITH_ID = tuple(path.removesuffix("{id}") for path in ROUTES if path.endswith("{id}"))
 _UNCOUNTED = frozenset({"/healthz", "/health", "/readyz", "/metrics"})

@@ -10,23 +10,23 @@ from uuid import UUID
 
 from billing.connections import Connections
 from billing.idempotency import IdempotencyStore
-from gateway.answer import Answer
-from gateway.body import BodyReader
-from gateway.conclusion import Conclusions
+from gateway.access.revocation import Held, Revocation, is_live, revoked
+from gateway.access.slots import Slots
+from gateway.access.snapshot import Snapshot, SnapshotFeed
+from gateway.answers.answer import Answer
+from gateway.answers.served import Served
 from gateway.errors import ApiError, LimitDetail, overloaded, stopping
-from gateway.job import Job
+from gateway.http.body import BodyReader
+from gateway.jobs.conclusion import Conclusions
+from gateway.jobs.job import Job
+from gateway.jobs.outliving import Outliving
+from gateway.jobs.usage_spool import UsageSpool
+from gateway.jobs.watchdog import Watchdog
 from gateway.metrics import Metrics
-from gateway.outliving import Outliving
-from gateway.revocation import Held, Revocation, is_live, revoked
-from gateway.served import Served
+from gateway.prompts.tokenization import TokenizerStore
 from gateway.settings import Settings
-from gateway.slots import Slots
-from gateway.snapshot import Snapshot, SnapshotFeed
 from gateway.token_log.log import TokenLog
-from gateway.tokenization import TokenizerStore
-from gateway.upstream import Upstream
-from gateway.usage_spool import UsageSpool
-from gateway.watchdog import Watchdog
+from gateway.upstream.dispatcher import Upstream
 from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from config import environment
+from gateway.access.origin import origin_normal
 from gateway.limits import Limits
-from gateway.websocket.origin import origin_normal
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, expect
 
+from gateway.endpoints.reference import page_bytes
 from gateway.openapi.site import Site
-from gateway.reference import page_bytes
 from tests.browser.conftest import SCREENSHOTS, errors_of
 from tests.browser.test_look import THEMES, WIDTHS
 

@@ -23,7 +23,7 @@ class Server:
 
 UVICORN = Server(
     "uvicorn",
-    "--host 127.0.0.1 --port {port} --loop uvloop --http gateway.http_protocol:BoundedHttpProtocol"
+    "--host 127.0.0.1 --port {port} --loop uvloop --http gateway.http.protocol:BoundedHttpProtocol"
     " --ws gateway.websocket.server_protocol:BoundedWebSocketProtocol --no-server-header --no-access-log"
     " --timeout-graceful-shutdown 10",
     has_lifespan=True,

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from gateway import sse
+from gateway.access.auth import credentials
 from gateway.answer_parts import ChoiceEnd, Head, Row, Usage
-from gateway.auth import credentials
 from gateway.dialects.base import Ask, Dialect, Renderer, Whole, WholeChoice
 from gateway.errors import ApiError
 from gpuworker.wire.messages import TokenLogprobs

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from gateway.access.snapshot import Snapshot
 from gateway.app import Application
-from gateway.http import Receive, Scope, Send
-from gateway.http_protocol import BoundedHttpProtocol
+from gateway.http.exchange import Receive, Scope, Send
+from gateway.http.protocol import BoundedHttpProtocol
 from gateway.limits import Limits
 from gateway.settings import settings_from_environment
-from gateway.snapshot import Snapshot
 from gateway.websocket.server_protocol import BoundedWebSocketProtocol
 from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant

@@ -12,8 +12,8 @@ from anthropic.types.shared import ErrorResponse
 from hypothesis import given
 from pydantic import TypeAdapter
 
+from gateway.access.auth import credentials
 from gateway.answer_parts import ChoiceEnd, Row, Usage
-from gateway.auth import credentials
 from gateway.dialects.anthropic.count_tokens import count_tokens_parse, count_tokens_reply
 from gateway.dialects.anthropic.messages import MESSAGES
 from gateway.errors import ERRORS, ApiError, LimitDetail, overloaded

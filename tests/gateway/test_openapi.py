@@ -15,13 +15,13 @@ from gateway.app import ROUTES
 from gateway.dialects.base import Dialect, Whole, WholeChoice
 from gateway.dialects.registry import ENDPOINTS
 from gateway.dialects.tgi.info import UNHEALTHY
+from gateway.endpoints.reference import document_bytes, page_bytes
 from gateway.errors import ERRORS, ApiError, LimitDetail
 from gateway.openapi.document import document_make
 from gateway.openapi.errors import MEANINGS
 from gateway.openapi.operations import OPERATIONS
 from gateway.openapi.page import CONTENT_SECURITY_POLICY
 from gateway.openapi.site import BASE_URL, MODEL, Site, site_of
-from gateway.reference import document_bytes, page_bytes
 from gpuworker.wire.messages import TokenLogprobs
 
 DOCUMENT = document_make()

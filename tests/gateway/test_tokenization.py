@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chat_template import ChatTemplate
 from gateway.errors import ApiError
 from gateway.generation import Message, Prompt
-from gateway.tokenization import ModelTokenizer, TokenizerStore
+from gateway.prompts.chat_template import ChatTemplate
+from gateway.prompts.tokenization import ModelTokenizer, TokenizerStore
 from gpuworker.manifest import WeightsMismatch
 from tests.gateway.weights import SPECIAL, store_make, tokenizer_make
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.generation import Prompt
-from gateway.tokenization import ModelTokenizer
+from gateway.prompts.tokenization import ModelTokenizer
 from tests.gateway.weights import store_make
 
 CONTEXT = 8192

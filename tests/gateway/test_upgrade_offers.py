@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.http_head import is_handshake
+from gateway.http.head import is_handshake
 from tests.gateway.harness import MODEL, QUICK, GatewayProcess, gateway_started
 from tests.gateway.peers import WAIT_S, echo
 from tests.gateway.raw import RawConnection, Response

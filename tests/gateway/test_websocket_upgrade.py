@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
-from gateway.websocket.origin import is_allowed, origin_normal
+from gateway.access.origin import is_allowed, origin_normal
 from tests.gateway.harness import QUICK, GatewayProcess, gateway_started
 from tests.gateway.peers import echo
 from tests.gateway.sockets import SERVER, socket_open

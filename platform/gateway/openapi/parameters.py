@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.idempotency import MAX_KEY_CHARACTERS
 from gateway.openapi import site
+from gateway.serving.idempotency import MAX_KEY_CHARACTERS
 
 _UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _STREAM_ID = f"{_UUID}(-[1-9][0-9]{{0,8}})?"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.http import Scope
+from gateway.http.exchange import Scope
 
 BASE_URL = "http://address.invalid"
 MODEL = "name-of-a-model"

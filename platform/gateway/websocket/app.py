@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import ApiError
-from gateway.http import Receive, Scope, Send
+from gateway.http.exchange import Receive, Scope, Send
 from gateway.runtime import Gateway
 from gateway.websocket.connection import StreamSocket
 from gateway.websocket.upgrade import admit, refuse, subprotocol

@@ -5,9 +5,9 @@ import logging
 import time
 from datetime import UTC, datetime
 
-from gateway.auth import SCOPE_COMPLETIONS, scope_require
+from gateway.access.auth import SCOPE_COMPLETIONS, scope_require
 from gateway.errors import ApiError, LimitDetail, stopping
-from gateway.http import Receive, Scope, Send
+from gateway.http.exchange import Receive, Scope, Send
 from gateway.runtime import Gateway
 from gateway.websocket import frames
 from gateway.websocket.frames import Ack, Ping, RequestCancel, RequestCreate, RequestResume

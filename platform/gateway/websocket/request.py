@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gateway.admission import slot
-from gateway.answer import Answer, Framing
+from gateway.answers.answer import Answer, Framing
+from gateway.answers.served import Served
 from gateway.errors import ApiError
 from gateway.runtime import Gateway
-from gateway.served import Served
+from gateway.serving.admission import slot
 from gateway.websocket import frames
 from gateway.websocket.frames import ChunkFraming
 from gateway.websocket.sources import Source

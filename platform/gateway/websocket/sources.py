@@ -4,15 +4,15 @@ import logging
 import time
 from abc import ABC, abstractmethod
 
+from gateway.answers.served import FramingFor, Served
+from gateway.answers.stream_id import StreamId
 from gateway.dialects.registry import ENDPOINTS
 from gateway.errors import ApiError
-from gateway.http import request_id_new
+from gateway.http.exchange import request_id_new
 from gateway.runtime import Gateway
-from gateway.served import FramingFor, Served
-from gateway.serving import RESUME_HEADER, serve
-from gateway.stream_id import StreamId
-from gateway.streams import expired, resume, stream_end
-from gateway.submission import Call
+from gateway.serving.resuming import expired, resume, stream_end
+from gateway.serving.serve import RESUME_HEADER, serve
+from gateway.serving.submission import Call
 from gateway.websocket.frames import RequestCreate, RequestResume
 from tenants.contracts import KeyGrant
 

@@ -6,12 +6,12 @@ Servers that cannot answer an upgrade with a status of ours refuse it with their
 from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
-from gateway.admission import key_authenticate
-from gateway.auth import SCOPE_COMPLETIONS, scope_require
+from gateway.access.auth import SCOPE_COMPLETIONS, scope_require
+from gateway.access.origin import is_allowed
 from gateway.errors import ApiError, LimitDetail, overloaded, stopping
-from gateway.http import JSON_HEADERS, Scope, Send, headers_of, request_id_new
+from gateway.http.exchange import JSON_HEADERS, Scope, Send, headers_of, request_id_new
 from gateway.runtime import Gateway
-from gateway.websocket.origin import is_allowed
+from gateway.serving.admission import key_authenticate
 from tenants.contracts import KeyGrant
 
 PROTOCOL = "sluice.v1"

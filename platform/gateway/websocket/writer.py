@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.http import Send
+from gateway.http.exchange import Send
 
 SERVER_EXTENSION = "sluice.websocket"  # ASGI scope extension of our own server protocol: {"server": Server}
 

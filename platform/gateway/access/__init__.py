@@ -1,0 +1,1 @@
+"""Who may call: keys, origins, how much is open for each."""

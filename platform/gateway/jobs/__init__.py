@@ -1,0 +1,1 @@
+"""What runs for a request until its usage is recorded, with or without its client."""

@@ -1,0 +1,1 @@
+"""From a call to an answer: what is checked, claimed, computed, attached to or replayed."""

@@ -1,0 +1,246 @@
+"""From a translated request to one that runs: model, tokens, limits, deadline, and the streams submitted."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from gateway.answer_parts import Head, Sink
+from gateway.answers.recorder import Recorder
+from gateway.dialects.base import Ask, Dialect
+from gateway.errors import ApiError, LimitDetail, overloaded
+from gateway.generation import Generation
+from gateway.jobs.job import Job
+from gateway.prompts.tokenization import ModelTokenizer, context_length_error
+from gateway.runtime import Gateway
+from gateway.serving.deadline import deadline_at
+from gateway.upstream.stream import Stream
+from gpuworker.manifest import WeightsMismatch
+from gpuworker.wire.messages import Submit, pack_ids
+from modelsvc.contracts import ModelRoute
+from tenants.contracts import KeyGrant
+
+MAX_PROMPTS = 128  # of one request: their usage rows have ids that follow each other
+MAX_LOGPROBS = 500_000  # of one request: tokens times alternatives
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request for a generation, whatever carried it. `started_at` is monotonic."""
+
+    dialect: Dialect
+    grant: KeyGrant
+    headers: Mapping[bytes, bytes]
+    body: bytes
+    path: str
+    request_id: UUID
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that can be refused was: it may be submitted."""
+
+    call: Call
+    ask: Ask
+    route: ModelRoute
+    tokenizer: ModelTokenizer
+    prompts: list[list[int]]  # token ids
+    max_tokens: list[int]  # of each prompt's choices
+    deadline_at: float
+
+    @property
+    def generation(self) -> Generation:
+        return self.ask.generation
+
+    def head(self, request_id: UUID) -> Head:
+        return Head(
+            request_id=str(request_id),
+            created=(request_id.int >> 80) // 1000,  # a UUIDv7 begins with its Unix milliseconds
+            model=self.route.slug,
+            digest=self.route.digest,
+            klass=self.generation.klass,
+            prompt_tokens=tuple(map(len, self.prompts)),
+            n=self.generation.n,
+            seed=self.generation.sampling.seed,
+            first_tokens=tuple(ids[0] for ids in self.prompts),
+        )
+
+
+async def prepare(gateway: Gateway, call: Call) -> Prepared:
+    """Raises ApiError. Holds nothing."""
+    ask = call.dialect.parse(call.body)
+    generation = ask.generation
+    deadline = deadline_at(
+        call.headers,
+        request_id=call.request_id,
+        started_at=call.started_at,
+        is_stream=generation.stream,
+        max_s=gateway.limits.max_deadline_s,
+    )
+    route = gateway.route(call.grant, generation.model)
+    tokenizer = await tokenizer_get(gateway, route)
+    context = gateway.max_context_tokens(route)
+    _token_ids_judge(generation, tokenizer.vocabulary_size)
+    param, keep = generation.names.prompt, generation.truncate_prompt_tokens
+    prompts = await tokenizer.encode_all(generation.prompts, context, param=param, keep=keep)
+    max_tokens = [_max_tokens(gateway, call.grant, route, generation, context, len(ids)) for ids in prompts]
+    _logprobs_judge(generation, sum(map(len, prompts)), sum(max_tokens))
+    return Prepared(
+        call=call,
+        ask=ask,
+        route=route,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        deadline_at=deadline,
+    )
+
+
+async def tokenizer_get(gateway: Gateway, route: ModelRoute) -> ModelTokenizer:
+    """Raises ApiError."""
+    try:
+        return await gateway.tokenizers.get(route.digest)
+    except (WeightsMismatch, OSError) as error:
+        logger.error("model %s cannot be served: %s", route.slug, error)
+        limit = LimitDetail(name="tokenizer", scope="model", subject=route.slug)
+        message = "the model's tokenizer is not available on this gateway"
+        raise overloaded(message, 10_000, limit=limit) from error
+
+
+def submit(
+    gateway: Gateway,
+    prepared: Prepared,
+    *,
+    request_id: UUID,
+    attempt: int,
+    sink: Sink,
+    recorder: Recorder | None = None,
+) -> Job:
+    """Raises ApiError when nothing could be submitted; then nothing is held."""
+    call, now = prepared.call, time.monotonic()
+    job = Job(
+        request_id=request_id,
+        attempt=attempt,
+        grant=call.grant,
+        route=prepared.route,
+        generation=prepared.generation,
+        sink=sink,
+        recorder=recorder,
+        accepted_at=call.started_at,
+        deadline_at=prepared.deadline_at,
+        cancel=gateway.upstream.cancel,
+        conclude=gateway.conclude,
+    )
+    deadline_ms = max(int((prepared.deadline_at - now) * 1000), 1)
+    for index in range(len(prepared.prompts)):
+        message = _submit_message(gateway, prepared, index, request_id, attempt, deadline_ms)
+        stream = Stream(
+            submit=message,
+            prompt=index,
+            owner=job,
+            deadline_at=prepared.deadline_at,
+            now=now,
+        )
+        job.add(stream)
+    gateway.submit(job)
+    gateway.metrics.overhead.observe(now - call.started_at)
+    return job
+
+
+def _submit_message(
+    gateway: Gateway, prepared: Prepared, index: int, request_id: UUID, attempt: int, deadline_ms: int
+) -> Submit:
+    generation, grant, route = prepared.generation, prepared.call.grant, prepared.route
+    return Submit(
+        sid=gateway.upstream.sid_next(),
+        request_id=str(UUID(int=request_id.int + index) if index else request_id),
+        attempt=attempt,
+        tenant=str(grant.tenant_id),
+        model=route.slug,
+        digest=route.digest,
+        klass=generation.klass,
+        prompt=pack_ids(prepared.prompts[index]),
+        max_tokens=prepared.max_tokens[index],
+        sampling=generation.sampling,
+        stop=list(generation.stop),
+        stop_ids=[*prepared.tokenizer.stop_ids, *generation.stop_token_ids],
+        grammar=generation.grammar,
+        ignore_eos=generation.ignore_eos,
+        deadline_ms=deadline_ms,
+        n=generation.n,
+        echo=generation.echo,
+        cache_salt=generation.cache_salt,
+    )
+
+
+def _max_tokens(
+    gateway: Gateway,
+    grant: KeyGrant,
+    route: ModelRoute,
+    generation: Generation,
+    context: int,
+    prompt_tokens: int,
+) -> int:
+    names, asked = generation.names, generation.max_tokens
+    if not prompt_tokens:
+        raise ApiError("invalid_value", "the prompt is empty", param=names.prompt)
+    remaining = context - prompt_tokens
+    if asked == 0 and remaining >= 0:
+        return 0
+    if remaining < 1:
+        raise context_length_error(context, prompt_tokens, param=names.prompt)
+    wanted, param = (
+        (asked, names.max_tokens) if asked is not None else (generation.sampling.min_tokens, "min_tokens")
+    )
+    if wanted > remaining:
+        raise ApiError(
+            "context_length_exceeded",
+            f"the prompt has {prompt_tokens} tokens and {wanted} more are asked for; "
+            f"this model's context is {context} tokens",
+            param=param,
+        )
+    bounds = [bound for bound in (grant.max_output_tokens, route.max_output_tokens) if bound is not None]
+    if bounds and wanted > min(bounds):
+        is_tenants = grant.max_output_tokens == min(bounds)
+        raise ApiError(
+            "output_limit_exceeded",
+            f"{wanted} output tokens are asked for; at most {min(bounds)} are allowed",
+            param=param,
+            limit=LimitDetail(
+                name="output_tokens",
+                scope="tenant" if is_tenants else "model",
+                subject=grant.tenant_name if is_tenants else route.slug,
+                limit=min(bounds),
+            ),
+        )
+    if asked is not None:
+        return asked
+    return min(remaining, max(gateway.limits.default_max_tokens, wanted), *bounds)
+
+
+def _token_ids_judge(generation: Generation, vocabulary_size: int) -> None:
+    named = {
+        "logit_bias": [token for token, _ in generation.sampling.logit_bias],
+        "stop_token_ids": generation.stop_token_ids,
+    }
+    for param, ids in named.items():
+        if ids and max(ids) >= vocabulary_size:
+            rule = f"{param} must name tokens between 0 and {vocabulary_size - 1}"
+            raise ApiError("invalid_value", rule, param=param)
+
+
+def _logprobs_judge(generation: Generation, prompt_tokens: int, max_tokens: int) -> None:
+    """Each one is some hundred bytes of an answer that is built in one piece."""
+    sampling = generation.sampling
+    of_prompts = prompt_tokens * (1 + sampling.prompt_logprobs)
+    of_output = max_tokens * generation.n * (1 + sampling.logprobs)
+    if of_prompts + of_output > MAX_LOGPROBS:
+        raise ApiError(
+            "invalid_value",
+            f"up to {of_prompts + of_output} log probabilities are asked for, of at most {MAX_LOGPROBS}",
+            param="logprobs" if of_output > of_prompts else "prompt_logprobs",
+        )

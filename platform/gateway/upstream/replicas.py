@@ -1,0 +1,263 @@
+"""The workers' side of the stream table: connections to the replicas, and the frames that come over them.
+
+Frames are written into their streams inside the read callback: no queue, no task, one wake-up a stream.
+What is missing is never guessed: a gap ends the stream with an error.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import repeat
+
+from gateway.errors import ApiError
+from gateway.metrics import Metrics
+from gateway.upstream.link import Link
+from gateway.upstream.stream import Stream
+from gpuworker.wire.messages import (
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Cancel,
+    End,
+    Frame,
+    Hello,
+    Pause,
+    Placed,
+    TokenLogprobs,
+    Welcome,
+    WorkerDown,
+    WorkerUp,
+)
+
+_NO_LOGPROBS: list[TokenLogprobs] = []
+
+logger = logging.getLogger(__name__)
+
+
+class Replica:
+    """A worker the dispatcher named, and our token connection to it."""
+
+    __slots__ = ("is_confirmed", "link", "task", "up")
+
+    def __init__(self, up: WorkerUp, link: Link) -> None:
+        self.up = up
+        self.is_confirmed = True  # named since the dispatcher was last joined
+        self.link = link
+        self.task = asyncio.create_task(link.run(), name=f"worker {up.id}")
+
+
+class Replicas:
+    """`streams` is the upstream's table; `dispatcher_tell` sends to the dispatcher, if there is one."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        streams: dict[int, Stream],
+        metrics: Metrics,
+        dispatcher_tell: Callable[[AnyMessage], bool],
+    ) -> None:
+        self._hello = hello
+        self._streams = streams
+        self._metrics = metrics
+        self._dispatcher_tell = dispatcher_tell
+        self._replicas: dict[str, Replica] = {}  # by incarnation
+
+    def close(self) -> None:
+        for replica in self._replicas.values():
+            replica.task.cancel()
+
+    @property
+    def known(self) -> int:
+        return len(self._replicas)
+
+    def ready(self) -> list[WorkerUp]:
+        return [replica.up for replica in self._replicas.values() if replica.link.is_ready]
+
+    def is_ready(self, incarnation: str) -> bool:
+        replica = self._replicas.get(incarnation)
+        return replica is not None and replica.link.is_ready
+
+    def tell(self, incarnation: str, message: AnyMessage) -> None:
+        if replica := self._replicas.get(incarnation):
+            replica.link.send(message)
+
+    def lost(self, stream: Stream, message: str) -> None:
+        """Nothing more will come for this stream. The client reads the message: no inner causes."""
+        if stream.is_settled:
+            return
+        stream.ended_code = "replica_lost"
+        stream.owner.fail(ApiError("replica_lost", message, retry_after_ms=1_000))
+        stream.settle()
+
+    def dispatcher_joined(self) -> None:
+        """It names its workers next; a WorkerDown may have been missed meanwhile."""
+        for replica in self._replicas.values():
+            replica.is_confirmed = False
+
+    def prune(self) -> None:
+        """Forget workers that neither the dispatcher names nor anybody answers for."""
+        for incarnation, replica in list(self._replicas.items()):
+            if not replica.is_confirmed and not replica.link.is_ready:
+                replica.task.cancel()
+                del self._replicas[incarnation]
+
+    def up(self, up: WorkerUp) -> None:
+        if known := self._replicas.get(up.incarnation):
+            known.is_confirmed = True
+            return
+        link = Link(
+            f"worker {up.id}",
+            up.address,
+            self._hello,
+            accept=partial(_welcome_judge, up),
+            on_ready=lambda: logger.info("worker %s connected", up.id),
+            on_message=partial(self._said, up),
+            on_lost=partial(self._link_lost, up),
+        )
+        self._replicas[up.incarnation] = Replica(up, link)
+
+    def down(self, down: WorkerDown) -> None:
+        if replica := self._replicas.pop(down.incarnation, None):
+            replica.task.cancel()
+        if self._streams_end(down.incarnation, "the replica was lost"):
+            logger.warning("worker %s is down, its streams end: %s", down.id, down.cause)
+
+    def placed(self, stream: Stream, placed: Placed) -> None:
+        stream.worker, stream.worker_id = placed.worker, ""
+        stream.placed_at = time.monotonic()
+        replica = self._replicas.get(placed.worker)
+        if replica is None:
+            return
+        if replica.up.digest == stream.submit.digest:
+            stream.worker_id = replica.up.id
+        else:
+            logger.error("request %s was placed on other weights", stream.request_id)
+            stream.owner.fail(
+                ApiError("engine_error", "the request was placed on a replica with other weights")
+            )
+        if stream.cancel_reason:
+            replica.link.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
+
+    def _link_lost(self, up: WorkerUp, _: str) -> None:
+        for sid in self._streams_end(up.incarnation, "the connection to the replica was lost"):
+            self._dispatcher_tell(Cancel(sid=sid, reason="error"))
+
+    def _streams_end(self, incarnation: str, message: str) -> list[int]:
+        lost = [s for s in self._streams.values() if s.worker == incarnation and not s.is_settled]
+        for stream in lost:
+            self.lost(stream, message)
+        return [stream.sid for stream in lost]
+
+    # -- token frames -------------------------------------------------------------------------------------
+
+    def _said(self, up: WorkerUp, message: AnyMessage) -> None:
+        if not isinstance(message, Frame):
+            return
+        now = time.monotonic()
+        streams, observe = self._streams, self._metrics.inter_token.observe
+        choices = message.choices or repeat(0)
+        logprobs = message.logprobs or repeat(_NO_LOGPROBS)
+        for prompt in message.prompts:  # they come before the first tokens
+            stream = streams.get(prompt.sid)
+            if stream is not None and self._is_bound(stream, up):
+                try:
+                    stream.append_prompt(prompt)
+                except Exception as error:
+                    _defect(stream, error)
+        for sid, choice, start, count, text, tokens in zip(  # noqa: B905 - endless ones may stand for empty columns
+            message.sids, choices, message.starts, message.counts, message.texts, logprobs
+        ):
+            stream = streams.get(sid)
+            if stream is None or not self._is_bound(stream, up):
+                self._stray(up, sid, message.ends)
+                continue
+            before = stream.last_token_at
+            try:
+                is_next = stream.append(choice, start, count, text, tokens)
+            except Exception as error:
+                _defect(stream, error)
+                continue
+            if not is_next:
+                self._gap(stream, f"tokens are missing before token {start} of choice {choice}")
+            elif count:
+                stream.last_token_at = now
+                if before:
+                    observe((now - before) / count, count)
+                else:
+                    stream.begin(now)
+                    if stream.is_paused:  # its client fell behind before it was placed
+                        self.tell(up.incarnation, Pause(sid=sid))
+        for choice_end in message.choice_ends:
+            stream = streams.get(choice_end.sid)
+            if stream is not None and self._is_bound(stream, up):
+                stream.choice_end(
+                    choice_end.choice, choice_end.reason, choice_end.output_tokens, choice_end.stopped_by
+                )
+        for end in message.ends:
+            stream = streams.get(end.sid)
+            if stream is not None and self._is_bound(stream, up):
+                self._end(stream, end)
+
+    def _is_bound(self, stream: Stream, up: WorkerUp) -> bool:
+        """Whether this replica may write into the stream; a frame may overtake the dispatcher's Placed.
+
+        A second replica, or other weights than the client was promised, are refused.
+        """
+        if stream.worker_id and stream.worker == up.incarnation:
+            return True
+        if stream.is_heard or stream.is_settled or up.digest != stream.submit.digest:
+            return False
+        stream.worker, stream.worker_id = up.incarnation, up.id
+        stream.placed_at = time.monotonic()
+        return True
+
+    def _stray(self, up: WorkerUp, sid: int, ends: list[End]) -> None:
+        self._metrics.stray_rows.inc()
+        if all(end.sid != sid for end in ends):
+            self.tell(up.incarnation, Cancel(sid=sid, reason="error"))
+
+    def _gap(self, stream: Stream, message: str) -> None:
+        if stream.is_settled:  # it is run again, by a dispatcher that did not know
+            self.tell(stream.worker, Cancel(sid=stream.sid, reason="error"))
+            return
+        if stream.cancel_reason:
+            return
+        self._metrics.gaps.inc()
+        logger.error("request %s: %s", stream.request_id, message)
+        stream.owner.fail(ApiError("stream_gap", "part of the output was lost on its way"))
+
+    def _end(self, stream: Stream, end: End) -> None:
+        if stream.is_settled:
+            return
+        stream.end = end
+        fail = stream.owner.fail
+        match end.reason:
+            case "stop" | "length":
+                if end.output_tokens != stream.output_tokens:
+                    self._gap(stream, f"{stream.output_tokens} of {end.output_tokens} tokens arrived")
+                if stream.submit.n == 1:
+                    stream.choice_end(0, end.reason, end.output_tokens, end.stopped_by)
+            case "deadline":
+                stream.owner.fail_late("the deadline passed while the model was running")
+            case "cancelled":
+                fail(ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000))
+            case _:
+                fail(ApiError("engine_error", end.message or "the engine failed on this request"))
+        stream.settle()
+
+
+def _defect(stream: Stream, error: Exception) -> None:
+    """Whatever went wrong with one stream's text must not end the others': they share this connection."""
+    logger.error("request %s: its text cannot be put into words", stream.request_id, exc_info=error)
+    stream.owner.fail(ApiError("internal_error", "the gateway failed on this request"))
+
+
+def _welcome_judge(up: WorkerUp, welcome: Welcome) -> str:
+    if welcome.version != PROTOCOL_VERSION:
+        return f"speaks version {welcome.version}, not {PROTOCOL_VERSION}"
+    if welcome.incarnation != up.incarnation:
+        return "another process listens at the worker's address"
+    if welcome.digest != up.digest:
+        return f"holds weights {welcome.digest}, not {up.digest}"
+    return ""
