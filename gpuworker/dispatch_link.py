@@ -67,7 +67,8 @@ class DispatchLink:
 
     async def _wait_lost(self, timeout_s: float) -> None:
         try:
-            await asyncio.wait_for(self._lost.wait(), max(timeout_s, 0.05))
+            async with asyncio.timeout(max(timeout_s, 0.05)):
+                await self._lost.wait()
         except TimeoutError:
             return
 

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from billing.presence import Presence
 from billing.reaper import reap
 from gpuworker.wire.messages import FleetState, new_incarnation
+from gpuworker.wire.tasks import tasks_end
 from modelsvc.controller.backoff import Backoff
 from modelsvc.controller.collector import COLLECT_INTERVAL_S, Pool, UsageCollector
 from modelsvc.controller.fleet import fleet_follow
@@ -87,6 +88,5 @@ async def controller_run(
             group.create_task(reap_regularly()),
         ]
         await stop.wait()
-        for task in running:
-            task.cancel()
+        await tasks_end(running)
         collector.workers_set(())

@@ -117,7 +117,8 @@ class Supervisor:
         deadline = loop.time() + spec.ready_timeout_s
         while not await asyncio.to_thread(spec.is_ready, child.pid):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(child.ended.wait(), READY_POLL_S)
+                async with asyncio.timeout(READY_POLL_S):
+                    await child.ended.wait()
             if child.ended.is_set() or loop.time() > deadline:
                 raise StartFailed(self._failure(child))
 

@@ -9,6 +9,7 @@ import redis.asyncio
 from channels.layers import get_channel_layer
 
 from gpuworker.wire.messages import FleetState, GatewayView, QueueView, WorkerView
+from gpuworker.wire.tasks import tasks_end
 from modelsvc.controller.publisher import FleetPublisher
 
 MODEL = "smollm2-135m"
@@ -65,6 +66,5 @@ async def controller(redis_url: str) -> AsyncIterator[FleetPublisher]:
         try:
             yield publisher
         finally:
-            running.cancel()
-            await asyncio.wait([running])
+            await tasks_end([running])
             await layer.close_pools()
