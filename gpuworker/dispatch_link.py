@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class DispatchLink:
-    """`hello` is asked for a greeting at each attempt; `on_joined` follows the dispatcher's Welcome."""
+    """`hello` is asked for a greeting at each attempt; `on_joined` follows the dispatcher's Welcome, and
+    `on_lost` follows `on_joined`."""
 
     def __init__(
         self,
@@ -25,11 +26,13 @@ class DispatchLink:
         hello: Callable[[], Hello],
         on_joined: Callable[[], None],
         on_message: Callable[[AnyMessage], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self._address = address
         self._hello = hello
         self._on_joined = on_joined
         self._on_message = on_message
+        self._on_lost = on_lost
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
         self._retry_s = FIRST_RETRY_S
@@ -90,7 +93,8 @@ class DispatchLink:
     def _closed(self, connection: Connection, cause: str) -> None:
         if self.is_joined:
             logger.warning("dispatcher lost: %s", cause)
-        self.is_joined = False
+            self.is_joined = False
+            self._on_lost()
         self._lost.set()
 
     def _complain(self, complaint: str) -> None:

@@ -4,7 +4,9 @@ from collections import deque
 
 from gpuworker.backends.base import BackendStep
 from gpuworker.engine.stats import EngineStats
+from gpuworker.flow_totals import FlowTotals
 from gpuworker.wire.messages import Report, RowKey
+from policy.step_cost import StepCost
 
 TOKENS_WINDOW_MS = 3_000
 PREEMPTIONS_WINDOW_MS = 60_000
@@ -46,6 +48,7 @@ class LoadReport:
         self._held: dict[bytes, None] = {}  # prefixes in the cache, as the router is to know them
         self._told: dict[bytes, bool] = {}  # what changed since the last report: whether it came or went
         self._is_new = True  # nobody was told anything yet
+        self._work = FlowTotals()
         self._tokens = Rate(TOKENS_WINDOW_MS)
         self._preemptions = Rate(PREEMPTIONS_WINDOW_MS)
 
@@ -59,6 +62,7 @@ class LoadReport:
 
     def update(self, step: BackendStep) -> None:
         self._stats = step.stats
+        self._work.add(step.output.work)
         self._prefilled += step.output.prefilled
         self._ended += step.output.ended
         while self._untaken and self._untaken[0][0] <= step.taken:
@@ -72,7 +76,7 @@ class LoadReport:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._prefilled or self._ended) or self._reported != self._state()
+        return bool(self._prefilled or self._ended) or self._work.is_due or self._reported != self._state()
 
     def restart(self, prefilled: list[RowKey]) -> None:
         """For a dispatcher that was just told which rows run, and nothing else."""
@@ -108,6 +112,9 @@ class LoadReport:
             swaps=stats.swaps,
             paused=stats.paused,
             preemptions_per_min=round(self._preemptions.per_ms(now_ms, stats.preemptions) * 60_000, 1),
+            cost=_cost_values(stats.cost),
+            row_limit=stats.row_limit,
+            work=self._work.take(now_ms, everything=is_new),
         )
 
     @property
@@ -117,3 +124,9 @@ class LoadReport:
     def _state(self) -> tuple[int, ...]:
         stats = self._stats
         return (stats.running, stats.waiting, self._pending_prefill_tokens, stats.free_blocks)
+
+
+def _cost_values(cost: StepCost | None) -> list[float]:
+    if cost is None:
+        return []
+    return [cost.base_ms, cost.row_ms, cost.token_ms, cost.context_ms, cost.pair_ms]

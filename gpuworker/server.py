@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpuworker.backends.base import Backend, BackendStep
 from gpuworker.dispatch_link import DispatchLink
+from gpuworker.fleet_shares import FleetShares
 from gpuworker.listener import Listener
 from gpuworker.load_report import LoadReport
 from gpuworker.outbox import Outboxes
@@ -32,6 +33,7 @@ from gpuworker.wire.messages import (
     Refused,
     RowKey,
     Run,
+    Shares,
 )
 
 CANCEL_REASONS = ("cancelled", "deadline", "error")
@@ -67,7 +69,10 @@ class WorkerServer:
         self._rows = RowTable(self._hello(), backend, lambda tokens: self._report.given(tokens))
         self._outboxes = Outboxes(self._gateway_lost)
         self._listener = Listener(settings.secret, identity, self, self._rows.prefills)
-        self._link = DispatchLink(settings.dispatch, self._dispatcher_hello, self._joined, self._dispatched)
+        self._shares = FleetShares(identity.digest, backend.yield_also)
+        self._link = DispatchLink(
+            settings.dispatch, self._dispatcher_hello, self._joined, self._dispatched, self._shares.drop
+        )
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
 
@@ -128,6 +133,7 @@ class WorkerServer:
             now_ms = _now_ms()
             self._outboxes.tick(now_ms)
             self._rows.tick()
+            self._shares.tick(now_ms)
             self._report_send(now_ms)
             self._check_settled()
             if self._usage.failure:
@@ -174,6 +180,8 @@ class WorkerServer:
                 self.row_cancel(row, reason)
             case GatewayGone(gateway=gateway):
                 self._gateway_lost(gateway)
+            case Shares():
+                self._shares.said(message, _now_ms())
             case _:
                 logger.warning("the dispatcher sent %s", type(message).__name__)
 

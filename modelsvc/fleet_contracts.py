@@ -7,7 +7,7 @@ group FLEET_GROUP.
 
 import msgspec
 
-from gpuworker.wire.messages import GatewayView, QueueView, WorkerView
+from gpuworker.wire.messages import FlowView, GatewayView, QueueView, WorkerView
 
 FLEET_GROUP = "fleet"
 FLEET_KEY = "sluice:fleet"
@@ -29,6 +29,7 @@ class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     submitted: int  # since the dispatcher started
     refused: int
     tokens_per_s: float
+    flows: list[FlowView] = []
 
 
 class FleetPoint(msgspec.Struct, frozen=True, kw_only=True):

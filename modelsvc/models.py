@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from django.core.validators import MinValueValidator, RegexValidator
 from django.db import models
+from django.db.models import F
 
 from tenants.ids import uuid7_now
 from tenants.scoping import Tenancy
@@ -78,7 +79,7 @@ class ModelVersion(models.Model):
 
 
 class ModelRoute(models.Model):
-    """The version a model's requests run on now, and how much they may generate.
+    """The version a model's requests run on now, how much they may generate, and what may stand in for it.
 
     `revision` counts the changes, so an old copy shows.
     """
@@ -90,6 +91,14 @@ class ModelRoute(models.Model):
     max_output_tokens = models.PositiveIntegerField(
         null=True, blank=True, validators=[MinValueValidator(1)], help_text="Of one request. Empty: no bound."
     )
+    smaller = models.ForeignKey(
+        Model,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="+",
+        help_text="What tenants who accept it get under pressure. Empty: nothing instead.",
+    )
     revision = models.PositiveBigIntegerField()
     updated_at = models.DateTimeField(auto_now=True)
 
@@ -98,6 +107,7 @@ class ModelRoute(models.Model):
         constraints = (
             models.CheckConstraint(name="route_revision_positive", condition=models.Q(revision__gt=0)),
             models.CheckConstraint(name="route_output_positive", condition=models.Q(max_output_tokens__gt=0)),
+            models.CheckConstraint(name="route_smaller_is_another", condition=~models.Q(smaller=F("model"))),
         )
 
     def __str__(self) -> str:

@@ -7,10 +7,11 @@ from modelsvc.contracts import ModelRoute
 
 _ROUTES = """
 SELECT m.slug, v.digest, v.max_context_tokens, m.owned_by, m.created_at, r.revision,
-       r.max_output_tokens
+       r.max_output_tokens, coalesce(s.slug, '') AS smaller
 FROM modelsvc_modelroute r
 JOIN modelsvc_modelversion v ON v.id = r.version_id
 JOIN modelsvc_model m ON m.id = r.model_id
+LEFT JOIN modelsvc_model s ON s.id = r.smaller_id
 ORDER BY m.slug
 """
 

@@ -3,14 +3,20 @@
 Called by operators, inside `operator_scope()`; the database refuses the other roles.
 """
 
+import json
 from collections.abc import Mapping
 
-from django.db import transaction
+from django.db import connections, transaction
+from django.utils import timezone
 
 from gpuworker.manifest import Manifest
+from modelsvc.fleet_contracts import CLOCK_SET_BACK_MS
 from modelsvc.models import Model, ModelRoute, ModelVersion
 from tenants.audit import Value, audit_write
+from tenants.models import AuditEntry
 from tenants.scoping import alias_current
+
+LEVEL_ACTION = "model.level"
 
 
 class RegistryError(Exception):
@@ -29,6 +35,12 @@ class VersionUnknown(RegistryError):
 
 class RouteUnknown(RegistryError):
     code = "route_unknown"
+
+
+class SmallerCircular(RegistryError):
+    """A model would stand in for itself, at once or by way of others."""
+
+    code = "smaller_circular"
 
 
 class VersionConflict(RegistryError):
@@ -93,9 +105,7 @@ def route_limit_set(*, slug: str, max_output_tokens: int | None, actor: str) -> 
     """Bounds the output of the model's next requests, whichever version runs. Raises ModelUnknown,
     RouteUnknown, ValidationError."""
     with transaction.atomic(using=alias_current()):
-        route = ModelRoute.objects.filter(model=_model_lock(slug)).first()
-        if route is None:
-            raise RouteUnknown(f"{slug} has no route yet")
+        route = _route_lock(slug)
         if route.max_output_tokens == max_output_tokens:
             return route
         before, route.max_output_tokens = route.max_output_tokens, max_output_tokens
@@ -105,6 +115,62 @@ def route_limit_set(*, slug: str, max_output_tokens: int | None, actor: str) -> 
         diff = {"before": before, "after": max_output_tokens, "revision": route.revision}
         _audit(actor, "route.limit", slug, diff)
         return route
+
+
+def route_smaller_set(*, slug: str, smaller: str, actor: str) -> ModelRoute:
+    """What tenants who accept it get under pressure: a routed model's slug, "" for nothing.
+
+    Raises ModelUnknown, RouteUnknown, SmallerCircular.
+    """
+    with transaction.atomic(using=alias_current()):
+        route = _route_lock(slug)
+        with connections[alias_current()].cursor() as cursor:  # two changes could close a circle together
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('modelsvc: smaller', 0))")
+        target = _smaller_find(slug, smaller) if smaller else None
+        before = route.smaller.slug if route.smaller else ""
+        if before == smaller:
+            return route
+        route.smaller = target
+        route.revision += 1
+        route.save(update_fields=("smaller", "revision", "updated_at"))
+        diff: dict[str, Value] = {"before": before, "after": smaller, "revision": route.revision}
+        _audit(actor, "route.smaller", slug, diff)
+        return route
+
+
+def _smaller_find(slug: str, smaller: str) -> Model:
+    smaller_of = dict(ModelRoute.objects.values_list("model__slug", "smaller__slug"))
+    if smaller not in smaller_of:
+        raise RouteUnknown(f"{smaller} has no route")
+    step: str | None = smaller
+    for _ in smaller_of:  # no chain is longer
+        if step == slug:
+            raise SmallerCircular(f"{smaller} is {slug} itself, or leads to it")
+        step = smaller_of.get(step) if step else None
+    return Model.objects.get(slug=smaller)
+
+
+def level_record(*, slug: str, level: int, at_ms: int, queued: int, oldest_ms: int, actor: str) -> bool:
+    """Tells the audit log how far a model's service is degraded, as the fleet state of `at_ms` (Unix) says.
+
+    Once, however many controllers see that state: False when the log tells of this level, or of a later
+    moment, already. `queued` and `oldest_ms` are of the requests that waited then.
+    """
+    alias = alias_current()
+    with transaction.atomic(using=alias):
+        with connections[alias].cursor() as cursor:  # no registry row: a fleet may serve what is not in it
+            cursor.execute("SET LOCAL statement_timeout = '10s'")  # nobody sees a controller wait
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('level: ' || %s, 0))", [slug])
+        entries = AuditEntry.unscoped.filter(tenant=None, action=LEVEL_ACTION, target=slug)
+        entry = entries.order_by("-sequence").first()
+        last: dict[str, int] = json.loads(entry.diff) if entry else {"after": 0, "at_ms": 0}
+        # A moment that is still to come is of a dispatcher whose clock was wrong: nothing is late by it.
+        is_late = at_ms <= last["at_ms"] <= timezone.now().timestamp() * 1000 + CLOCK_SET_BACK_MS
+        if is_late or level == last["after"]:
+            return False
+        diff = {"before": last["after"], "after": level, "at_ms": at_ms}
+        _audit(actor, LEVEL_ACTION, slug, {**diff, "queued": queued, "oldest_ms": oldest_ms})
+        return True
 
 
 def version_retire(*, slug: str, digest: str, actor: str) -> ModelVersion:
@@ -122,11 +188,21 @@ def version_retire(*, slug: str, digest: str, actor: str) -> ModelVersion:
 
 
 def _model_lock(slug: str) -> Model:
-    """Lock order: the model's row first. It serialises every change to the model's versions and route."""
-    model = Model.objects.select_for_update().filter(slug=slug).first()
+    """Lock order: the model's row first. It serialises every change to the model's versions and route.
+
+    Others may refer to the model meanwhile: their foreign keys are looked at when they hold the audit lock.
+    """
+    model = Model.objects.select_for_update(no_key=True).filter(slug=slug).first()
     if model is None:
         raise ModelUnknown(f"no model is called {slug}")
     return model
+
+
+def _route_lock(slug: str) -> ModelRoute:
+    route = ModelRoute.objects.select_related("smaller").filter(model=_model_lock(slug)).first()
+    if route is None:
+        raise RouteUnknown(f"{slug} has no route yet")
+    return route
 
 
 def _version_lock(model: Model, digest: str) -> ModelVersion:

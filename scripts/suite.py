@@ -19,7 +19,10 @@ FOLDERS = {
 
 
 def suites_built(verb: str) -> list[str]:
-    """Modules and packages of the verb's folder that run as a program; helpers beside them do not."""
+    """Modules and packages of the verb's folder that run as a program, but not helpers beside them; of the
+    simulator, the scenarios that are shipped."""
+    if verb == "sim":
+        return sorted(path.stem for path in FOLDERS[verb].glob("*.toml"))
     programs = [path for path in FOLDERS[verb].glob("*.py") if _is_program(path)]
     packages = [path.parent for path in FOLDERS[verb].glob("*/__main__.py")]
     return sorted(path.stem for path in (*programs, *packages))

@@ -1,112 +1,55 @@
-"""Admin pages of this app. Every write is a service's, but of accounts, which Django's own forms write."""
+"""Admin pages of tenants, their members and keys, and the audit log. Every write is a service's."""
 
 from collections.abc import Callable
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
-from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
-from django.contrib.auth.models import Group
-from django.db import models, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from unfold.admin import ModelAdmin
-from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from tenants import services
+from tenants import quotas, services
+from tenants.admin_accounts import GroupAdmin, UserAdmin
 from tenants.admin_actions import answer_ask
-from tenants.admin_forms import ApiKeyForm, KeyLimitForm, TenantCloseForm, TenantSettingsForm
-from tenants.audit import Value, audit_write
+from tenants.admin_forms import (
+    ApiKeyForm,
+    KeyLimitForm,
+    TenantCloseForm,
+    TenantConsentsForm,
+    TenantSettingsForm,
+    TenantWeightForm,
+)
+from tenants.admin_quotas import QuotaAdmin
+from tenants.admin_rows import ServiceAdmin
 from tenants.models import ApiKey, AuditEntry, Member, Tenant, User
-from tenants.scoping import alias_current
 
-admin.site.unregister(Group)
-
-
-class AccountAdmin(ModelAdmin):
-    """Written by superusers only: whoever may edit accounts or groups can give himself every other right.
-
-    Nothing is deleted: the audit log names it. Each write leaves an audit entry, in its transaction.
-    """
-
-    audited: tuple[str, ...] = ()  # fields whose new values the entry tells
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return request.user.is_superuser
-
-    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return request.user.is_superuser
-
-    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return False
-
-    def log_addition(self, request: HttpRequest, obj: models.Model, message: Any) -> Any:
-        self._audit(request, obj, "create", [])
-        return super().log_addition(request, obj, message)
-
-    def log_change(self, request: HttpRequest, obj: models.Model, message: Any) -> Any:
-        changed = [str(name) for part in message for name in part.get("changed", {}).get("fields", ())]
-        self._audit(request, obj, "change", changed)
-        return super().log_change(request, obj, message)
-
-    def _audit(self, request: HttpRequest, obj: models.Model, verb: str, changed: list[str]) -> None:
-        diff: dict[str, Value] = {name: getattr(obj, name) for name in self.audited}
-        audit_write(
-            tenant_id=None,
-            actor=request.user.get_username(),
-            action=f"{self.opts.model_name}.{verb}",
-            target=str(obj),
-            diff=diff | {"changed": changed},
-        )
-
-
-@admin.register(User)
-class UserAdmin(DjangoUserAdmin, AccountAdmin):  # type: ignore[type-arg]  # not generic at run time
-    form = UserChangeForm
-    add_form = UserCreationForm
-    change_password_form = AdminPasswordChangeForm
-    audited = ("is_active", "is_staff", "is_superuser")
-
-    def user_change_password(self, request: HttpRequest, id: str, form_url: str = "") -> HttpResponse:  # noqa: A002
-        with transaction.atomic(using=alias_current()):
-            return super().user_change_password(request, id, form_url)
-
-
-@admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, AccountAdmin):  # type: ignore[misc]  # unfold has no types
-    pass
-
-
-class ServiceAdmin(ModelAdmin):
-    """Rows are added through a service, changed by actions, and never edited or deleted by hand."""
-
-    show_full_result_count = False
-
-    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return False
-
-    def has_manage_permission(self, request: HttpRequest) -> bool:
-        """Who may run the actions: whoever could have changed the rows."""
-        return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
+__all__ = [
+    "ApiKeyAdmin",
+    "AuditEntryAdmin",
+    "GroupAdmin",
+    "MemberAdmin",
+    "QuotaAdmin",
+    "TenantAdmin",
+    "UserAdmin",
+]
 
 
 @admin.register(Tenant)
 class TenantAdmin(ServiceAdmin):
-    list_display = ("slug", "name", "status", "zero_retention", "max_output_tokens", "created_at")
+    list_display = ("slug", "name", "status", "weight", "zero_retention", "max_output_tokens", "created_at")
     list_filter = ("status",)
     search_fields = ("slug", "name")
     fields = ("slug", "name", "zero_retention", "max_output_tokens")
-    actions = ("suspend", "resume", "settings", "close")
+    actions = ("suspend", "resume", "settings", "weight", "consents", "close")
 
     def get_fields(self, request: HttpRequest, obj: Tenant | None = None) -> tuple[str, ...]:
         if obj is None:
             return ("slug", "name", "zero_retention", "max_output_tokens")
-        return ("id", "slug", "name", "status", "zero_retention", "max_output_tokens", "created_at")
+        return (
+            *("id", "slug", "name", "status", "zero_retention", "max_output_tokens"),
+            *("weight", "accepts_smaller_model", "accepts_batch", "created_at"),
+        )
 
     def save_model(
         self, request: HttpRequest, obj: Tenant, form: "forms.ModelForm[Tenant]", change: bool
@@ -138,6 +81,28 @@ class TenantAdmin(ServiceAdmin):
         if isinstance(answer, HttpResponse):
             return answer
         self._each(request, queryset, "Set.", services.tenant_settings_set, **answer)
+        return None
+
+    @admin.action(description="Change the weight of selected tenants", permissions=["manage"])
+    def weight(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> HttpResponse | None:
+        first = queryset.values("weight").first()
+        answer = answer_ask(
+            self, request, queryset, TenantWeightForm, action="weight", title="Set", initial=first
+        )
+        if isinstance(answer, HttpResponse):
+            return answer
+        self._each(request, queryset, "Set.", quotas.tenant_weight_set, **answer)
+        return None
+
+    @admin.action(description="Change what selected tenants accept under pressure", permissions=["manage"])
+    def consents(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> HttpResponse | None:
+        first = queryset.values("accepts_smaller_model", "accepts_batch").first()
+        answer = answer_ask(
+            self, request, queryset, TenantConsentsForm, action="consents", title="Set", initial=first
+        )
+        if isinstance(answer, HttpResponse):
+            return answer
+        self._each(request, queryset, "Set.", quotas.tenant_consents_set, **answer)
         return None
 
     @admin.action(description="Close selected tenants for good", permissions=["manage"])

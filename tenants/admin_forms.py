@@ -3,12 +3,20 @@
 from django import forms
 from django.core.validators import MinValueValidator
 from unfold.widgets import (
+    UnfoldAdminDecimalFieldWidget,
     UnfoldAdminIntegerFieldWidget,
     UnfoldAdminTextareaWidget,
     UnfoldAdminTextInputWidget,
 )
 
-from tenants.models import ApiKey, Tenant
+from tenants.models import MAX_WEIGHT, MIN_WEIGHT, ApiKey, Tenant
+
+
+def tenant_open(tenant: Tenant) -> Tenant:
+    """The same. Raises ValidationError when it is closed."""
+    if tenant.status == Tenant.Status.CLOSED:
+        raise forms.ValidationError("This tenant is closed for good.")
+    return tenant
 
 
 class ApiKeyForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
@@ -28,10 +36,7 @@ class ApiKeyForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at r
         return self.cleaned_data["allowed_models"].split() or None
 
     def clean_tenant(self) -> Tenant:
-        tenant: Tenant = self.cleaned_data["tenant"]
-        if tenant.status == Tenant.Status.CLOSED:
-            raise forms.ValidationError("This tenant is closed for good.")
-        return tenant
+        return tenant_open(self.cleaned_data["tenant"])
 
 
 class CountField(forms.IntegerField):
@@ -49,6 +54,24 @@ class CountField(forms.IntegerField):
 class TenantSettingsForm(forms.Form):
     zero_retention = forms.BooleanField(required=False, help_text="Keep no answer, not even for a replay.")
     max_output_tokens = CountField("Of one request. Empty: no bound.")
+
+
+class TenantWeightForm(forms.Form):
+    weight = forms.DecimalField(
+        min_value=MIN_WEIGHT,
+        max_value=MAX_WEIGHT,
+        max_digits=5,
+        decimal_places=2,
+        widget=UnfoldAdminDecimalFieldWidget,
+        help_text="0.01 to 100. While there is not enough for all, twice the weight is twice the share.",
+    )
+
+
+class TenantConsentsForm(forms.Form):
+    accepts_smaller_model = forms.BooleanField(
+        required=False, help_text="Rather an answer of the model's smaller one than a refusal."
+    )
+    accepts_batch = forms.BooleanField(required=False, help_text="Rather a batch job than a refusal.")
 
 
 class TenantCloseForm(forms.Form):

@@ -1,14 +1,20 @@
-"""Users, tenants, memberships, API keys and the audit log. Writes live in `services`."""
+"""Users, tenants, memberships, API keys, quotas and the audit log. Writes live in `services` and `quotas`."""
 
+from decimal import Decimal
 from typing import ClassVar
 
 from django.contrib.auth.models import AbstractUser
 from django.contrib.postgres.fields import ArrayField
-from django.core.validators import MinValueValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
+from tenants.contracts import QUOTA_NAMES, QUOTA_SCOPES, QUOTAS_WITH_BURST
 from tenants.ids import uuid7_now
 from tenants.scoping import Tenancy, TenantModel
+
+MIN_WEIGHT = Decimal("0.01")
+MAX_WEIGHT = Decimal(100)
+MAX_QUOTA = 2**53 - 1  # the counters' scripts keep numbers as doubles, exact up to here
 
 
 class User(AbstractUser):
@@ -23,6 +29,7 @@ class Tenant(TenantModel):
     """A customer: the root of every quota, bill and cache key.
 
     `zero_retention`: no text of theirs is kept, not even for a replay. `max_output_tokens` bounds a request.
+    `weight` is its share against other tenants while there is not enough for all.
     """
 
     tenant_field: ClassVar[str] = "id"
@@ -40,6 +47,19 @@ class Tenant(TenantModel):
     max_output_tokens = models.PositiveIntegerField(
         null=True, blank=True, validators=[MinValueValidator(1)], help_text="Of one request. Empty: no bound."
     )
+    weight = models.DecimalField(
+        max_digits=5,
+        decimal_places=2,
+        default=Decimal(1),
+        validators=[MinValueValidator(MIN_WEIGHT), MaxValueValidator(MAX_WEIGHT)],
+        help_text="Share against other tenants while there is not enough for all: 0.01 to 100.",
+    )
+    accepts_smaller_model = models.BooleanField(
+        default=False, help_text="Under pressure, answered by the model's smaller one instead of refused."
+    )
+    accepts_batch = models.BooleanField(
+        default=False, help_text="Under pressure, turned into a batch job instead of refused."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -50,6 +70,9 @@ class Tenant(TenantModel):
             ),
             models.CheckConstraint(
                 name="tenant_output_positive", condition=models.Q(max_output_tokens__gt=0)
+            ),
+            models.CheckConstraint(
+                name="tenant_weight_in_range", condition=models.Q(weight__range=(MIN_WEIGHT, MAX_WEIGHT))
             ),
         )
 
@@ -134,6 +157,59 @@ class ApiKey(TenantModel):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.public_id}…{self.last4})"
+
+
+class Quota(TenantModel):
+    """One bound on what a tenant may use: in all, with one of its keys, or of one model.
+
+    `limit` counts tokens, requests, requests at a time or micro-dollars, by `name`. `burst` is what a full
+    bucket holds, where that is not one minute's `limit`. `model` is a slug, "" where all models count.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, related_name="quotas", db_index=False)
+    scope = models.CharField(max_length=8, choices=[(scope, scope) for scope in QUOTA_SCOPES])
+    key = models.ForeignKey(ApiKey, on_delete=models.PROTECT, null=True, blank=True, related_name="quotas")
+    model = models.CharField(max_length=200, blank=True, default="")
+    name = models.CharField(max_length=24, choices=[(name, name.replace("_", " ")) for name in QUOTA_NAMES])
+    limit = models.PositiveBigIntegerField()
+    burst = models.PositiveBigIntegerField(null=True, blank=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("tenant", "scope", "key", "model", "name")
+        constraints = (
+            models.UniqueConstraint(
+                fields=("tenant", "scope", "key", "model", "name"), name="quota_once", nulls_distinct=False
+            ),
+            models.CheckConstraint(name="quota_name_known", condition=models.Q(name__in=QUOTA_NAMES)),
+            models.CheckConstraint(
+                name="quota_scope_fits",
+                condition=models.Q(scope="tenant", key=None, model="")
+                | models.Q(scope="key", key__isnull=False, model="")
+                | (models.Q(scope="model", key=None) & ~models.Q(model="")),
+                violation_error_message="A quota is of one key, of one model, or of the tenant in all.",
+            ),
+            models.CheckConstraint(
+                name="quota_limit_in_range",
+                condition=models.Q(limit__range=(1, MAX_QUOTA)),
+                violation_error_message=f"A quota is at least 1 and at most {MAX_QUOTA}.",
+            ),
+            models.CheckConstraint(
+                name="quota_burst_of_a_rate",
+                condition=models.Q(burst=None)
+                | models.Q(burst__range=(1, MAX_QUOTA), name__in=QUOTAS_WITH_BURST),
+                violation_error_message=f"Only a quota per minute has a burst, of 1 to {MAX_QUOTA}.",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.tenant}: {self.subject or 'in all'}, {self.name} {self.limit}"
+
+    @property
+    def subject(self) -> str:
+        """The key's public id or the model's slug; "" of the tenant in all."""
+        return self.key.public_id if self.key else self.model
 
 
 class AuditEntry(TenantModel):

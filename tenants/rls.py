@@ -68,6 +68,14 @@ def grant_global(
     return RunSQL(_grants(table, app=app, operator=operator, gateway=gateway), [_revoke(table)])
 
 
+def grant_update(table: str, columns: str, *, role: Role = "operator") -> RunSQL:
+    """UPDATE of columns that a table got later, beside what the role may do with it already."""
+    return RunSQL(
+        f"GRANT UPDATE ({columns}) ON {table} TO {role_name(role)}",
+        f"REVOKE UPDATE ({columns}) ON {table} FROM {role_name(role)}",
+    )
+
+
 def append_only(table: str) -> RunSQL:
     """Refuse UPDATE, DELETE and TRUNCATE for every role, the owner and superusers included.
 

@@ -1,9 +1,9 @@
-"""Reads of tenants and keys, for the console, commands and other apps."""
+"""Reads of tenants, keys and quotas, for the console, commands and other apps."""
 
 from collections.abc import Sequence
 from uuid import UUID
 
-from tenants.models import ApiKey, Tenant
+from tenants.models import ApiKey, Quota, Tenant
 from tenants.scoping import tenant_scope
 
 
@@ -21,3 +21,9 @@ def key_list(*, tenant_id: UUID) -> Sequence[ApiKey]:
 def key_by_public_id(public_id: str) -> ApiKey | None:
     """Operators only, as above."""
     return ApiKey.unscoped.filter(public_id=public_id).first()
+
+
+def quota_list(*, tenant_id: UUID) -> Sequence[Quota]:
+    """All that bounds the tenant, its keys (revoked ones too), and its requests of single models."""
+    with tenant_scope(tenant_id):
+        return list(Quota.objects.select_related("key").order_by("scope", "key", "model", "name"))

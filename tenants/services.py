@@ -85,7 +85,7 @@ def tenant_settings_set(
     """The gateways hear of it at the commit. Raises TenantUnknown, TenantClosed, ValidationError."""
     after = {"zero_retention": zero_retention, "max_output_tokens": max_output_tokens}
     with tenant_scope(tenant_id):
-        tenant = _tenant_lock(tenant_id)
+        tenant = tenant_lock(tenant_id)
         before = {name: getattr(tenant, name) for name in after}
         if before == after:
             return tenant
@@ -122,7 +122,7 @@ def tenant_close(*, tenant_id: UUID, actor: str, reason: str) -> Tenant:
     Usage, ledger and audit rows stay. Raises TenantUnknown, TenantClosed.
     """
     with tenant_scope(tenant_id):
-        tenant = _tenant_lock(tenant_id)
+        tenant = tenant_lock(tenant_id, no_key=False)  # no key is issued meanwhile
         live = ApiKey.objects.select_for_update().filter(revoked_at__isnull=True).order_by("id")
         revoked = [key.public_id for key in live]
         live.update(revoked_at=timezone.now())
@@ -139,9 +139,12 @@ def tenant_close(*, tenant_id: UUID, actor: str, reason: str) -> Tenant:
     return tenant
 
 
-def _tenant_lock(tenant_id: UUID) -> Tenant:
-    """The tenant in scope, locked against every other change of it. Raises TenantUnknown, TenantClosed."""
-    tenant = Tenant.objects.select_for_update().first()
+def tenant_lock(tenant_id: UUID, *, no_key: bool = True) -> Tenant:
+    """The tenant in scope, locked against every other change of it. Raises TenantUnknown, TenantClosed.
+
+    With `no_key` others may refer to it: their foreign keys are looked at when they hold the audit lock.
+    """
+    tenant = Tenant.objects.select_for_update(no_key=no_key).first()
     if tenant is None:
         raise TenantUnknown(f"no tenant has the id {tenant_id}")
     if tenant.status == Tenant.Status.CLOSED:
@@ -151,7 +154,7 @@ def _tenant_lock(tenant_id: UUID) -> Tenant:
 
 def _status_set(tenant_id: UUID, status: Tenant.Status, *, actor: str, reason: str) -> Tenant:
     with tenant_scope(tenant_id):
-        tenant = _tenant_lock(tenant_id)
+        tenant = tenant_lock(tenant_id)
         if tenant.status == status:
             return tenant
         before, tenant.status = tenant.status, status
@@ -242,7 +245,7 @@ def key_issue(
 def key_limit_set(*, tenant_id: UUID, key_id: UUID, max_open_requests: int | None, actor: str) -> ApiKey:
     """Of its requests served at a time. Operators only. Raises KeyUnknown, ValidationError."""
     with tenant_scope(tenant_id):
-        key = _key_lock(tenant_id, key_id)
+        key = key_lock(tenant_id, key_id)
         if key.max_open_requests == max_open_requests:
             return key
         before, key.max_open_requests = key.max_open_requests, max_open_requests
@@ -258,7 +261,8 @@ def key_limit_set(*, tenant_id: UUID, key_id: UUID, max_open_requests: int | Non
     return key
 
 
-def _key_lock(tenant_id: UUID, key_id: UUID) -> ApiKey:
+def key_lock(tenant_id: UUID, key_id: UUID) -> ApiKey:
+    """After the tenant's row, where that is locked too. Raises KeyUnknown."""
     key = ApiKey.objects.select_for_update().filter(id=key_id).first()
     if key is None:
         raise KeyUnknown(f"tenant {tenant_id} has no key {key_id}")
@@ -268,7 +272,7 @@ def _key_lock(tenant_id: UUID, key_id: UUID) -> ApiKey:
 def key_revoke(*, tenant_id: UUID, key_id: UUID, actor: str, reason: str = "") -> ApiKey:
     """The key stops working everywhere; revoking it again changes nothing."""
     with tenant_scope(tenant_id):
-        key = _key_lock(tenant_id, key_id)
+        key = key_lock(tenant_id, key_id)
         if key.revoked_at is None:
             key.revoked_at = timezone.now()
             key.save(update_fields=["revoked_at"])

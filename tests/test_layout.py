@@ -14,6 +14,7 @@ FREE_PACKAGES = (
     "gpuworker",
     "platform/devservices",
     "platform/dispatch",
+    "platform/fleetsim",
     "platform/gateway",
     "platform/policy",
 )

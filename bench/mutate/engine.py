@@ -18,6 +18,8 @@ TESTS = [
     "preemption",
     "engine",
     "fair_steps",
+    "fleet_shares",
+    "machine_time",
     "pacing_in_engine",
     "scheduler_corners",
     "engine_corners",

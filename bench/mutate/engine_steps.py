@@ -11,6 +11,7 @@ SEQUENCE = "gpuworker/engine/sequence.py"
 PREEMPTION = "gpuworker/engine/preemption.py"
 ENGINE = "gpuworker/engine/engine.py"
 ISOLATION = "gpuworker/engine/isolation.py"
+TIME = "gpuworker/engine/machine_time.py"
 
 STEP_MUTATIONS = [
     Mutation("watermark removed", BATCH, "max(2, self.kv.pool.blocks // 64, active) if active else 0", "0"),
@@ -104,16 +105,21 @@ STEP_MUTATIONS = [
     Mutation(
         "decodes cost nothing",
         BUDGET,
-        "        self._left_ms -= self.decode_ms(sequence)\n",
-        "        pass\n",
+        "        self._left_ms -= cost_ms\n        return cost_ms",
+        "        return cost_ms",
     ),
-    Mutation("prompts cost nothing", BUDGET, "        self._left_ms -= self.chunk_ms(start, count)\n", ""),
+    Mutation(
+        "prompts cost nothing",
+        BUDGET,
+        "        self._left_ms -= cost_ms\n        self._prefill",
+        "        self._prefill",
+    ),
     Mutation("no least progress of prompts", BUDGET, "if self._is_minimum_due or", "if False or"),
     Mutation(
         "nobody is over its share",
         FLOWS,
-        "over_share(sharing, weights, capacity, least=1) if len(sharing) > 1 else frozenset()",
-        "frozenset[Flow]()",
+        "over_share(sharing, weights, capacity, least=1) |",
+        "frozenset[Flow]() |",
     ),
     Mutation(
         "batch does not yield",
@@ -121,7 +127,28 @@ STEP_MUTATIONS = [
         "Shares((over | batch) - self._catching_up, parts)",
         "Shares(over - self._catching_up, parts)",
     ),
-    Mutation("lone flow yields", FLOWS, "least=1) if len(sharing) > 1 else frozenset()", "least=1)"),
+    Mutation("lone flow yields", FLOWS, "if len(sharing) > 1:", "if sharing:"),
+    Mutation("the fleet's word is ignored", FLOWS, " | (self.over_in_fleet & sharing.keys())", ""),
+    Mutation(
+        "the fleet's word is above all",
+        FLOWS,
+        "(over | batch) - self._catching_up",
+        "((over | batch) - self._catching_up) | (self.over_in_fleet & sharing.keys())",
+    ),
+    Mutation(
+        "decodes are charged to nobody",
+        COMPOSITION,
+        "            self._add_cost(sequence.flow, cost_ms)\n",
+        "",
+    ),
+    Mutation("charged without what lies between steps", TIME, "ended_ms if left_work else None", "None"),
+    Mutation("a step charged to each of its flows", TIME, "        given_us = until_us\n", ""),
+    Mutation(
+        "a step rounded by itself",
+        TIME,
+        "round(ended_ms * 1000) - round(since_ms * 1000)",
+        "round((ended_ms - since_ms) * 1000)",
+    ),
     Mutation(
         "one row is too much",
         FLOWS,

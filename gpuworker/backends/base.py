@@ -8,6 +8,7 @@ from gpuworker.engine.output import StepOutput
 from gpuworker.engine.stats import EngineStats
 from gpuworker.engine.transfer import PrefillResult
 from gpuworker.wire.messages import Capacity, RowKey, Submit
+from policy.flow import Flow
 
 
 class BackendError(Exception):
@@ -70,6 +71,9 @@ class Backend(Protocol):
         """Unknown and ended rows are ignored."""
 
     def cancel_gateway(self, gateway: str, reason: str) -> None: ...
+
+    def yield_also(self, flows: frozenset[Flow]) -> None:
+        """These flows, and no others, are over their share in the whole fleet: they yield here too."""
 
     async def stop(self) -> None:
         """After the step in progress. Rows that did not end are lost."""

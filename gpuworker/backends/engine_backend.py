@@ -18,6 +18,7 @@ from gpuworker.engine.engine import Engine, Unservable
 from gpuworker.engine.stats import EngineStats
 from gpuworker.engine.transfer import PrefillResult
 from gpuworker.wire.messages import Capacity, RowKey, Sampling, Submit, pack_ids
+from policy.flow import Flow
 
 MAX_UNDELIVERED_STEPS = 64  # the engine waits for a loop that is this far behind
 STOP_TIMEOUT_S = 5.0  # a forward pass cannot be interrupted
@@ -86,6 +87,9 @@ class EngineBackend:
 
     def cancel_gateway(self, gateway: str, reason: str) -> None:
         self._post(lambda: self._engine.cancel_gateway(gateway, reason))
+
+    def yield_also(self, flows: frozenset[Flow]) -> None:
+        self._post(lambda: self._engine.yield_also(flows))
 
     async def stop(self) -> None:
         with self._changed:

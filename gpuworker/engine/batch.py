@@ -8,7 +8,8 @@ from gpuworker.engine.flows import Flows, Shares
 from gpuworker.engine.kv_manager import KVManager
 from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.preemption import Recovery
-from gpuworker.engine.sequence import BATCH, Flow, Sequence, Status
+from gpuworker.engine.sequence import Sequence, Status
+from policy.flow import BATCH, Flow
 
 
 class Standing(NamedTuple):

@@ -37,12 +37,18 @@ class StepBudget:
     def chunk_ms(self, start: int, count: int) -> float:
         return self._cost.chunk_ms(count, start)
 
-    def spend_decode(self, sequence: Sequence) -> None:
-        self._left_ms -= self.decode_ms(sequence)
+    def spend_decode(self, sequence: Sequence) -> float:
+        """Returns its milliseconds."""
+        cost_ms = self.decode_ms(sequence)
+        self._left_ms -= cost_ms
+        return cost_ms
 
-    def spend_chunk(self, start: int, count: int) -> None:
-        self._left_ms -= self.chunk_ms(start, count)
+    def spend_chunk(self, start: int, count: int) -> float:
+        """Returns its milliseconds."""
+        cost_ms = self.chunk_ms(start, count)
+        self._left_ms -= cost_ms
         self._prefill += count
+        return cost_ms
 
     def keep_for(self, rows: Collection[Sequence]) -> None:
         """Time that prompts may not take from these decodes: a floor, and all of the overdue ones."""

@@ -4,7 +4,7 @@ A row that is added never gives way in the same step: its blocks are its own unt
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
 from gpuworker.engine.batch import Batch
@@ -12,7 +12,9 @@ from gpuworker.engine.budget import StepBudget
 from gpuworker.engine.flows import Flows
 from gpuworker.engine.kv_manager import KVManager
 from gpuworker.engine.plan import PlanRow, RowStart, SequenceKey
-from gpuworker.engine.sequence import BATCH, Flow, Sequence, Status
+from gpuworker.engine.sequence import Sequence, Status
+from policy.flow import BATCH, Flow
+from policy.step_turn import Turn, may_overtake
 
 
 class StepComposition:
@@ -20,6 +22,7 @@ class StepComposition:
         self.rows: list[PlanRow] = []
         self.starts: dict[SequenceKey, RowStart] = {}
         self.paused = 0  # decodes that are left out
+        self.costs: dict[Flow, float] = {}  # predicted milliseconds of the rows
         self._kv = kv
         self._flows = flows
         self._batch = batch
@@ -56,7 +59,7 @@ class StepComposition:
                 chunks.setdefault(row.flow, deque()).append(row)
         has_room = admitting and competing < row_limit
         eligible = flows if has_room else chunks.keys() | (self.entitled(flows) if admitting else set())
-        turns = [self._flows.turn(flow) for flow in eligible]
+        turns = [self._turn(flow, chunks) for flow in eligible]
         heapify(turns)
         standing = self._batch.standing()
         while turns:
@@ -74,9 +77,17 @@ class StepComposition:
                 turns = [turn for turn in turns if turn.flow in chunks]
                 heapify(turns)
                 continue
-            heappush(turns, self._flows.turn(flow))
+            heappush(turns, self._turn(flow, chunks))
             standing = self._batch.standing()
         return admitting
+
+    def _turn(self, flow: Flow, chunks: Mapping[Flow, deque[Sequence]]) -> Turn:
+        begun = chunks.get(flow)
+        row = begun[0] if begun else self._flows.head(flow)
+        overtakes = row is not None and may_overtake(
+            row.remaining, self._now_ms - row.last_run_ms, is_over=flow in self._batch.shares.over
+        )
+        return self._flows.turn(flow, overtakes=overtakes)
 
     def entitled(self, flows: Iterable[Flow]) -> set[Flow]:
         """Those that may enter whatever runs."""
@@ -95,8 +106,9 @@ class StepComposition:
     def _add_decode(self, sequence: Sequence) -> None:
         if sequence.status is Status.RUNNING and self._batch.grow(sequence, 1):
             self._add_row(sequence, 1)
-            self._budget.spend_decode(sequence)
-            self._flows.charge(sequence.flow, self._budget.decode_ms(sequence))
+            cost_ms = self._budget.spend_decode(sequence)
+            self._flows.charge(sequence.flow, cost_ms)
+            self._add_cost(sequence.flow, cost_ms)
             sequence.charged = len(sequence.token_ids)
 
     def _add_chunk(self, sequence: Sequence, *, least: int = 0) -> None:
@@ -106,11 +118,14 @@ class StepComposition:
             return
         start, end = sequence.num_computed, sequence.num_computed + count
         self._add_row(sequence, count)
-        budget.spend_chunk(start, count)
+        self._add_cost(sequence.flow, budget.spend_chunk(start, count))
         if end > sequence.charged:  # what a preemption makes anew is charged to nobody
             fresh = max(start, sequence.charged)
             self._flows.charge(sequence.flow, budget.chunk_ms(fresh, end - fresh))
             sequence.charged = end
+
+    def _add_cost(self, flow: Flow, cost_ms: float) -> None:
+        self.costs[flow] = self.costs.get(flow, 0.0) + cost_ms
 
     def _add_row(self, sequence: Sequence, count: int) -> None:
         start = sequence.num_computed

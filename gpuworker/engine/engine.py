@@ -16,8 +16,9 @@ from gpuworker.engine.cached_blocks import CacheEvents
 from gpuworker.engine.intake import submit_problem
 from gpuworker.engine.isolation import RunnerLost, run_isolated
 from gpuworker.engine.kv_manager import KVManager
+from gpuworker.engine.machine_time import StepMeter
 from gpuworker.engine.output import StepOutput
-from gpuworker.engine.plan import Runner, StepPlan
+from gpuworker.engine.plan import Runner
 from gpuworker.engine.preemption import Recovery, RecoveryMode
 from gpuworker.engine.request import Request
 from gpuworker.engine.scheduler import Scheduler
@@ -26,6 +27,7 @@ from gpuworker.engine.step_results import StepResults
 from gpuworker.engine.text import TextStage
 from gpuworker.engine.transfer import PrefillResult, blocks_export, blocks_import
 from gpuworker.wire.messages import RowKey, Submit, unpack_ids
+from policy.flow import Flow
 from policy.pacing import StepPacer
 from policy.prefix import prefix_root
 
@@ -86,7 +88,7 @@ class Engine:
         self._eos_ids = eos_ids
         self._requests: dict[RowKey, Request] = {}
         self._counters = Counters()
-        self._work_since_ms: float | None = None  # end of the last step, if it left work
+        self._meter = StepMeter(pacer, self._counters)
         self.wake: Callable[[], None] = lambda: None
         self._failure: RunnerLost | None = None
 
@@ -127,8 +129,10 @@ class Engine:
         prompt = unpack_ids(submit.prompt)
         room = self.max_servable_tokens - len(prompt)
         problem = submit_problem(submit, prompt, room=room, vocab_size=self._runner.vocab_size)
-        if problem or row in self._requests:
-            raise Unservable("unservable", problem or "the row is already known")
+        if problem is None and row in self._requests:
+            problem = "unservable", "the row is already known"
+        if problem is not None:
+            raise Unservable(*problem)
         cache = self._cache
         root = prefix_root(
             cache.secret, submit.tenant, cache.digest, cache.adapter, cache.kv_dtype, submit.cache_salt
@@ -161,6 +165,10 @@ class Engine:
         if request := self._requests.get(row):
             for key in request.keys:
                 self._scheduler.hold(key, held)
+
+    def yield_also(self, flows: frozenset[Flow]) -> None:
+        """These flows, and no others, are over their share in the whole fleet: they yield here too."""
+        self._scheduler.yield_also(flows)
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()
@@ -198,7 +206,9 @@ class Engine:
         result = run_isolated(self._runner, plan)
         ended_ms = now_ms()
         drain_inbox()
-        self._observe(plan, begun_ms, ended_ms, has_failed=bool(result.failed))
+        output.work = self._meter.measure(
+            plan, self._scheduler.costs, begun_ms, ended_ms, has_failed=bool(result.failed)
+        )
         begun = [self._scheduler.sequence(start.key) for start in plan.starts]
         results = StepResults(self._requests, self._text, self._counters, output)
         self._scheduler.apply(plan, result, ended_ms, results)
@@ -209,24 +219,8 @@ class Engine:
                 is_whole = sequence.reason == "length"
                 exported = blocks_export(self._kv, self._runner, sequence) if is_whole else None
                 output.exports.append((sequence.key.row, exported))
-        self._work_since_ms = ended_ms if self._scheduler.has_work() else None
+        self._meter.end(ended_ms, left_work=self._scheduler.has_work())
         return output
-
-    def _observe(self, plan: StepPlan, begun_ms: float, ended_ms: float, *, has_failed: bool) -> None:
-        """A step lasts, for the streams in it, from the end of the one before."""
-        self._counters.batch_rows = len(plan.rows)
-        if not plan.rows:
-            return
-        since_ms = begun_ms if self._work_since_ms is None else self._work_since_ms
-        self._counters.step_ms = ended_ms - since_ms
-        if self._pacer is not None and not has_failed and not plan.moves:
-            self._pacer.observe(
-                plan.decode_rows,
-                plan.prefill_tokens,
-                plan.context_tokens,
-                ended_ms - since_ms,
-                plan.prefill_pairs,
-            )
 
     def _take_grammars(self, output: StepOutput) -> None:
         for row, problem in self._text.take_grammars():
@@ -248,6 +242,8 @@ class Engine:
             paused=scheduler.paused,
             preemptions=scheduler.preemptions,
             swaps=scheduler.swaps,
+            cost=None if self._pacer is None else self._pacer.cost,
+            row_limit=scheduler.row_limit,
             **dataclasses.asdict(self._counters),
         )
 

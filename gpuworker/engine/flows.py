@@ -1,8 +1,8 @@
 """Waiting rows by flow, and whose turn it is: a flow is one tenant's rows of one class.
 
 Machine time decides: the flow that has had least is next (virtual time counters, `policy.shares`). A flow
-that asks for more rows than its equal share is over-share: its rows yield to all others. So does batch. Who
-has yielded for too long has its turn all the same.
+that asks for more rows than its equal share is over-share: its rows yield to all others. So does one that is
+over its share in the whole fleet, and batch. Who has yielded for too long has its turn all the same.
 """
 
 from collections import Counter, OrderedDict
@@ -10,21 +10,13 @@ from collections.abc import Collection, Iterator, KeysView
 from typing import NamedTuple
 
 from gpuworker.engine.plan import SequenceKey
-from gpuworker.engine.sequence import BATCH, Flow, Sequence
+from gpuworker.engine.sequence import Sequence
+from policy.flow import BATCH, Flow
 from policy.shares import VirtualTime, equal_parts, over_share
+from policy.step_turn import Turn
 
 MAX_BEHIND_US = 1_000_000  # a flow yields until all others had so much more machine time
 BATCH_WEIGHT = 0.1  # of an interactive flow's: what batch gets when it has to be given something
-
-
-class Turn(NamedTuple):
-    """The smallest is next: batch is last while it yields; streams that were interrupted go on before others
-    begin; then the least served."""
-
-    is_last: bool
-    begins: bool
-    time_us: int
-    flow: Flow
 
 
 class Shares(NamedTuple):
@@ -33,7 +25,10 @@ class Shares(NamedTuple):
 
 
 class Flows:
+    """`over_in_fleet`: flows over their share in the whole fleet, with rows here or not."""
+
     def __init__(self) -> None:
+        self.over_in_fleet: frozenset[Flow] = frozenset()
         self._time: VirtualTime[Flow] = VirtualTime()
         self._waiting: dict[Flow, OrderedDict[SequenceKey, Sequence]] = {}
         self._prompts: dict[SequenceKey, int] = {}  # tokens that waiting rows have to compute
@@ -97,14 +92,18 @@ class Flows:
 
     def shares(self, capacity: int) -> Shares:
         """When `capacity` rows can run at the target latency. A lone flow yields to nobody: pausing it would
-        only cost it time. Nor does one that has yielded too long; only then, or alone, batch has a part."""
+        only cost it time. Nor does one that has yielded too long; only then, or alone, batch has a part.
+        Where the fleet's over-share flows have rows, only they yield: who has more than its part just here,
+        by how requests were placed, is within its share."""
         held = self._held
         demands = {flow: rows - held[flow] for flow, rows in self._rows.items() if rows > held[flow]}
         interactive = {flow: demand for flow, demand in demands.items() if flow.klass != BATCH}
         sharing = interactive or demands
         weights = {flow: self._weights[flow] for flow in sharing}
         parts = equal_parts(sharing, weights, capacity, least=1)
-        over = over_share(sharing, weights, capacity, least=1) if len(sharing) > 1 else frozenset()
+        over: frozenset[Flow] = frozenset()
+        if len(sharing) > 1:
+            over = self.over_in_fleet & sharing.keys() or over_share(sharing, weights, capacity, least=1)
         batch = demands.keys() - sharing.keys()
         within = sharing.keys() - over
         starved = self._starved(over, within) if within else set()
@@ -121,12 +120,12 @@ class Flows:
             if least_us - self.time(flow) > (0 if flow in self._catching_up else MAX_BEHIND_US)
         }
 
-    def turn(self, flow: Flow) -> Turn:
+    def turn(self, flow: Flow, *, overtakes: bool) -> Turn:
         """When it is this flow's turn. Changes with what it is charged and with its head."""
         head = self.head(flow)
         begins = head is None or not head.preemptions
         is_last = flow.klass == BATCH and flow not in self._catching_up
-        return Turn(is_last, begins, self._time.of(flow), flow)
+        return Turn(is_last, begins, not overtakes, self._time.of(flow), flow)
 
     def keys(self) -> KeysView[Flow]:
         """Flows with rows that have not ended."""

@@ -8,12 +8,19 @@ MAX_CHOICES = 128
 WEIGHTS = (0.001, 1000.0)
 
 
-def submit_problem(submit: Submit, prompt: list[int], *, room: int, vocab_size: int) -> str:
-    """What is wrong with it, or an empty string. `room`: tokens that fit behind the prompt."""
+def submit_problem(
+    submit: Submit, prompt: list[int], *, room: int, vocab_size: int
+) -> tuple[str, str] | None:
+    """What is wrong with it: code and message of a refusal. `room`: tokens that fit behind the prompt."""
+    if prompt and room < 1:
+        return "too_long", f"the prompt has {len(prompt)} tokens, {len(prompt) + room - 1} can be served"
+    message = _problem(submit, prompt, vocab_size)
+    return ("unservable", message) if message else None
+
+
+def _problem(submit: Submit, prompt: list[int], vocab_size: int) -> str:
     if not prompt:
         return "the prompt is empty"
-    if room < 1:
-        return f"the prompt has {len(prompt)} tokens, {len(prompt) + room - 1} can be served"
     if max(prompt) >= vocab_size:
         return f"token id {max(prompt)} is outside the vocabulary of {vocab_size}"
     wants_prompt = submit.echo or submit.sampling.prompt_logprobs >= 0

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from gpuworker.engine.machine_time import Work
 from gpuworker.engine.request import Request
 from gpuworker.engine.sequence import Sequence
 from gpuworker.engine.transfer import PrefillResult
@@ -79,6 +80,7 @@ class StepOutput:
         default_factory=list
     )  # code, message; nothing was computed
     exports: list[tuple[RowKey, PrefillResult | None]] = field(default_factory=list)  # None: it ended early
+    work: list[Work] = field(default_factory=list)  # machine time of the step, by flow
     _checkpoints: dict[RowKey, Checkpoint] = field(default_factory=dict)
 
     @property

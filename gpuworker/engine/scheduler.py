@@ -7,7 +7,7 @@ backlog. Pure: no torch, no clock, nothing is computed here. `schedule` and `app
 `cancel` and `hold` may come at any time.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from gpuworker.engine.batch import Batch
@@ -21,6 +21,7 @@ from gpuworker.engine.plan import PlanRow, Sampled, SequenceKey, StepPlan, StepR
 from gpuworker.engine.preemption import Recovery
 from gpuworker.engine.sequence import Sequence, Status
 from gpuworker.wire.messages import TokenLogprobs
+from policy.flow import Flow
 
 
 class RowSink(Protocol):
@@ -45,7 +46,10 @@ class Scheduler:
         self.kv = kv
         # A row that runs alone may fill the pool, so within this bound no row is ever stuck.
         self.max_servable_tokens = min(max_context_tokens, kv.pool.blocks * BLOCK_SIZE)
-        self.paused = 0  # decodes that the last step left out
+        # Of the last step:
+        self.paused = 0  # decodes that it left out
+        self.row_limit = 0  # rows like the running ones that can decode within the target latency
+        self.costs: Mapping[Flow, float] = {}  # predicted milliseconds
         self._limits = limits
         self._flows = Flows()
         self._batch = Batch(kv, self._flows, recovery, max_rows=max_rows)
@@ -78,6 +82,10 @@ class Scheduler:
         sequence = self._rows.get(key)
         if sequence is not None:
             self._flows.hold(sequence, held)
+
+    def yield_also(self, flows: frozenset[Flow]) -> None:
+        """These flows, and no others, are over their share in the whole fleet: they yield here too."""
+        self._flows.over_in_fleet = flows
 
     def take_finished(self) -> list[Sequence]:
         """Rows that ended since the last call, each exactly once. They hold nothing any more."""
@@ -137,7 +145,7 @@ class Scheduler:
         for key in self._deadlines.take_expired(now_ms):
             self.cancel(key, "deadline")
         active = self._batch.active
-        row_limit = self._limits.row_limit(active)
+        row_limit = self.row_limit = self._limits.row_limit(active)
         self._batch.shares = self._flows.shares(row_limit)
         over = self._batch.shares.over
         decoding = [row for row in active if row.remaining == 1]
@@ -153,7 +161,7 @@ class Scheduler:
         budget.begin_yielding(others=bool(step.rows))
         step.add_yielding(yielding)
         step.add_prompts(over, row_limit, admitting=admitting)
-        self.paused = step.paused
+        self.paused, self.costs = step.paused, step.costs
         self._in_flight = frozenset(self._batch.planned)
         return StepPlan(step.rows, list(step.starts.values()), self.kv.take_moves())
 

@@ -5,22 +5,13 @@ thing at different distances. No torch, no clock.
 """
 
 from enum import Enum
-from typing import NamedTuple
 
 import msgspec
 
 from gpuworker.engine.plan import RowStart, SequenceKey
 from gpuworker.engine.sampling import choice_seed
 from gpuworker.wire.messages import RowKey, Submit, unpack_ids
-
-BATCH = "batch"
-
-
-class Flow(NamedTuple):
-    """What machine time is shared between."""
-
-    klass: str
-    tenant: str
+from policy.flow import Flow
 
 
 class Status(Enum):
@@ -80,7 +71,7 @@ class Sequence:
         now_ms: float,
     ) -> None:
         self.key = SequenceKey(row.gateway, row.sid, choice)
-        self.flow = Flow(submit.klass, submit.tenant)
+        self.flow = Flow(submit.tenant, submit.klass)
         self.weight = submit.weight
         self.sampling = msgspec.structs.replace(
             submit.sampling,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from policy.step_cost import StepCost
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -20,6 +22,8 @@ class EngineStats:
     prompt_tokens: int  # of rows that began, since start
     cached_tokens: int  # of these, found in the prefix cache
     output_tokens: int  # since start
+    cost: StepCost | None = None  # of a step, as fitted; None: not measured
+    row_limit: int = 0  # rows like the running ones that can decode within the target latency; 0: no step yet
 
 
 @dataclass(slots=True)

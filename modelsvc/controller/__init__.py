@@ -1,1 +1,1 @@
-"""The controller's pieces: fleet subscription, publication, usage collection, reaping."""
+"""The controller's pieces: fleet subscription, publication, levels, usage collection, reaping."""

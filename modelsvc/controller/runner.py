@@ -1,4 +1,4 @@
-"""Joins the controller's pieces: one fleet state feeds publication, collection and the reaper's view."""
+"""Joins the controller's pieces: a fleet state feeds publication, collection, levels and the reaper."""
 
 import asyncio
 import logging
@@ -17,6 +17,7 @@ from gpuworker.wire.tasks import tasks_end
 from modelsvc.controller.backoff import Backoff
 from modelsvc.controller.collector import COLLECT_INTERVAL_S, Pool, UsageCollector
 from modelsvc.controller.fleet import fleet_follow
+from modelsvc.controller.levels import LevelWatch
 from modelsvc.controller.publisher import FleetPublisher
 
 REAP_INTERVAL_S = 5.0
@@ -60,6 +61,7 @@ async def controller_run(
     )
     async with pool, Redis.from_url(settings.redis_url) as valkey, asyncio.TaskGroup() as group:
         publisher = FleetPublisher(layer, valkey)
+        levels = LevelWatch(settings.name)
         collector = UsageCollector(pool, group, interval_s=settings.collect_interval_s, **greeting)
 
         def observe(state: FleetState) -> None:
@@ -67,6 +69,7 @@ async def controller_run(
             workers.observe((worker.incarnation for worker in state.workers), now_s())
             collector.workers_set(state.workers)
             publisher.offer(state)
+            levels.observe(state)
 
         async def reap_regularly() -> None:
             backoff = Backoff("reaper", logger)
@@ -85,6 +88,7 @@ async def controller_run(
         running = [
             group.create_task(fleet_follow(settings.dispatch_address, on_state=observe, **greeting)),
             group.create_task(publisher.run()),
+            group.create_task(levels.run()),
             group.create_task(reap_regularly()),
         ]
         await stop.wait()

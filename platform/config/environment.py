@@ -73,6 +73,11 @@ def redis_url() -> str:
     return _required("REDIS_URL", "Valkey or Redis URL")
 
 
+def quota_url() -> str:
+    """Valkey of the tenants' quotas, also several hosts or Sentinels; that of REDIS_URL if unset."""
+    return os.environ.get("SLUICE_QUOTA_URL") or redis_url()
+
+
 def app_database_url() -> str:
     return _required("SLUICE_DB_APP", "PostgreSQL URL of the tenant-scoped application role")
 

@@ -11,6 +11,7 @@ import uvloop
 from config import environment
 from dispatch.limits import Limits
 from dispatch.server import DispatchServer
+from policy.queue_settings import QueueSettings
 
 
 async def _run(address: str, limits: Limits) -> None:
@@ -24,13 +25,18 @@ async def _run(address: str, limits: Limits) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="dispatch", description=__doc__)
     parser.add_argument("--listen", help="unix:/path or tcp://host:port; default: SLUICE_DISPATCH")
-    parser.add_argument("--queue-depth", type=int, default=Limits.queue_depth)
+    parser.add_argument(
+        "--queue-depth", type=int, default=QueueSettings().queue_most, help="per model and class, at most"
+    )
     parser.add_argument("--no-replica-grace-ms", type=float, default=Limits.no_replica_grace_ms)
     arguments = parser.parse_args()
+    if arguments.queue_depth < 1:
+        parser.error("--queue-depth must be positive")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         address = arguments.listen or environment.dispatch_address()
-        limits = Limits(queue_depth=arguments.queue_depth, no_replica_grace_ms=arguments.no_replica_grace_ms)
+        queue = QueueSettings(queue_most=arguments.queue_depth)
+        limits = Limits(queue=queue, no_replica_grace_ms=arguments.no_replica_grace_ms)
         uvloop.run(_run(address, limits))
     except environment.MissingSetting as error:
         sys.stderr.write(f"dispatch: {error}\n")

@@ -1,11 +1,11 @@
 """What the dispatcher knows of each worker and gateway: last report, own placements since, liveness."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from dispatch.prefixes import PrefixIndex
-from dispatch.queues import Request
+from dispatch.requests import Request
 from gpuworker.wire.messages import (
     DEAD_MS,
     SUSPECT_MS,
@@ -19,10 +19,12 @@ from gpuworker.wire.messages import (
     WorkerView,
 )
 from policy.placement import PrefillReplica, Replica, blocks_needed
+from policy.step_cost import StepCost
 
 ROLES = ("both", "prefill", "decode")
 PREFILL = "prefill"  # computes prompts for the others and runs no rows
 LONG_PROMPT = "long_prompt"
+_COSTS = len(fields(StepCost))
 REFUSAL_PAUSE_MS = 1_000  # a replica that said it is full looks idle: others are asked meanwhile
 
 
@@ -56,7 +58,9 @@ class Worker:
     prefixes: PrefixIndex
     paused_until_ms: float = 0.0  # it said that it is full
     report: Report | None = None
+    cost: StepCost | None = None  # of its steps, as it measured it
     draining: bool = False  # it said that it stops; it gets nothing more
+    takes_more: bool = False  # as the queue of its version was told: see `may_take`
     placed: dict[RowKey, Request] = field(default_factory=dict)
     pending_tokens: int = 0  # of prompts it computes for other workers
     _rows: int = 0
@@ -116,6 +120,8 @@ class Worker:
 
     def reported(self, report: Report, now_ms: float) -> None:
         self.report, self.heard_ms = report, now_ms
+        if len(report.cost) == _COSTS:
+            self.cost = StepCost(*report.cost)
         self.draining = self.draining or report.draining
         while self._unreported and self._unreported[0][0] <= report.runs:
             self._unreported_tokens -= self._unreported.popleft()[1]
@@ -144,6 +150,9 @@ class Worker:
             free_blocks=free_blocks - self._unprefilled_blocks,
             block_size=self.capacity.block_size,
             is_for_long_prompts=LONG_PROMPT in self.hello.labels,
+            row_limit=report.row_limit if report else 0,
+            cost=self.cost,
+            takes_more=self.takes_more,
         )
 
     def prefill_replica(self) -> PrefillReplica:

@@ -2,6 +2,7 @@
 
 from dispatch.fleet import ROLES, Gateway, Worker
 from dispatch.limits import Limits
+from dispatch.requests import Request
 from gpuworker.wire.messages import HEARTBEAT_MS, AnyMessage, Hello
 
 
@@ -31,13 +32,27 @@ class Members:
                 return "duplicate_id", f"another process is {hello.id}, and alive"
         return None
 
-    def holders(self, digest: str) -> list[Worker]:
-        """Workers that run rows on these weights, whatever their state."""
-        return [w for w in self.workers.values() if w.hello.digest == digest and w.takes_rows]
+    def gateway_heard(self, incarnation: str, now_ms: float) -> None:
+        if gateway := self.gateways.get(incarnation):
+            gateway.heard_ms, gateway.lost_ms = now_ms, None
 
-    def served(self) -> set[str]:
-        """Digests that have a holder."""
-        return {w.hello.digest for w in self.workers.values() if w.takes_rows}
+    def gateway_lost(self, incarnation: str, now_ms: float) -> None:
+        """Its connection is gone."""
+        if gateway := self.gateways.get(incarnation):
+            gateway.lost_ms = now_ms
+
+    def worker_heard(self, incarnation: str, now_ms: float) -> None:
+        if worker := self.workers.get(incarnation):
+            worker.heard_ms = now_ms
+
+    def waiting(self, digest: str) -> list[Request]:
+        """Requests for these weights that were not placed."""
+        return [
+            request
+            for gateway in self.gateways.values()
+            for request in gateway.rows.values()
+            if not request.worker and request.submit is not None and request.submit.digest == digest
+        ]
 
     def tell_gateways(self, message: AnyMessage) -> None:
         for gateway in self.gateways.values():

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from dispatch.fleet import PREFILL, Worker
-from dispatch.queues import Request
+from dispatch.requests import Request
 from policy.placement import prefill_choose
 
 

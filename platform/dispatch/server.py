@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from dispatch.dispatcher import Dispatcher
 from dispatch.limits import Limits
@@ -45,11 +46,13 @@ def monotonic_ms() -> float:
 class DispatchServer:
     """Owns the connections; every decision is the `Dispatcher`'s. `peer_…` and `beat` are its whole input."""
 
-    def __init__(self, secret: str, limits: Limits, now_ms: Callable[[], float] = monotonic_ms) -> None:
+    def __init__(
+        self, secret: str, limits: Limits, now_ms: Callable[[], float] = monotonic_ms, seed: int | None = None
+    ) -> None:
         self._secret = secret.encode()
         self._incarnation = new_incarnation()
         self._now_ms = now_ms
-        self._dispatcher = Dispatcher(limits, prefix_secret(secret), now_ms())
+        self._dispatcher = Dispatcher(limits, prefix_secret(secret), now_ms(), Random(seed))  # noqa: S311
         self._peers: dict[Connection, Peer] = {}
         self._strangers: dict[Connection, float] = {}
 
@@ -84,7 +87,7 @@ class DispatchServer:
             case "gateway", Submit():
                 dispatcher.submit(incarnation, message, now_ms)
             case "gateway", Cancel():
-                dispatcher.cancel(incarnation, message, now_ms)
+                dispatcher.cancel(incarnation, message)
             case "worker", Report():
                 dispatcher.report(incarnation, message, now_ms)
             case "worker", Refused():

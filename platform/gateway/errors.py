@@ -19,6 +19,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "unsupported_parameter": (400, "invalid_request_error"),
     "context_length_exceeded": (400, "invalid_request_error"),
     "output_limit_exceeded": (400, "invalid_request_error"),
+    "request_exceeds_quota": (400, "invalid_request_error"),
     "invalid_api_key": (401, "invalid_request_error"),
     "insufficient_scope": (403, "permission_error"),
     "model_not_allowed": (403, "permission_error"),
@@ -36,7 +37,11 @@ ERRORS: dict[str, tuple[int, str]] = {
     "idempotency_key_reused": (422, "idempotency_error"),
     "upgrade_required": (426, "invalid_request_error"),
     "queue_full": (429, "requests"),
+    "deadline_unmeetable": (429, "requests"),
     "concurrent_requests": (429, "requests"),
+    "requests_per_minute": (429, "requests"),
+    "tokens_per_minute": (429, "tokens"),
+    "insufficient_quota": (429, "insufficient_quota"),
     "headers_too_large": (431, "invalid_request_error"),
     "internal_error": (500, "server_error"),
     "engine_error": (500, "server_error"),
@@ -54,7 +59,9 @@ ERRORS: dict[str, tuple[int, str]] = {
 
 LIMIT_HEADER = b"x-sluice-limit"
 # Clients repeat 409 and 5xx by themselves; the same request would come to the same end, and cost again.
-_NOT_TO_BE_REPEATED = frozenset({"deadline_exceeded", "not_implemented", "replay_not_available"})
+_NOT_TO_BE_REPEATED = frozenset(
+    {"deadline_exceeded", "insufficient_quota", "not_implemented", "replay_not_available"}
+)
 MAX_RETRY_AFTER_MS = 60_000  # openai-js sleeps whatever it is told: never tell it more
 
 

@@ -96,6 +96,12 @@ class Metrics:
         self.spool_pending_bytes = self._gauge("spool_pending_bytes", "Usage not yet in PostgreSQL")
         self.spool_used_fraction = self._gauge("spool_used_fraction", "Share of the spool's quota in use")
         self.spool_set_aside = self._gauge("spool_set_aside_bytes", "Usage records the ledger refuses so far")
+        self.degradation = Gauge(
+            "sluice_gateway_degradation_level",
+            "How far a model's degradation goes, 0 to 5",
+            ["model"],
+            registry=self.registry,
+        )
         self.slow_readers_cut = self._counter("slow_readers_cut", "Streams ended because nobody read them")
         self.gaps = self._counter("stream_gaps", "Streams ended because token frames were missing")
         self.stray_rows = self._counter("stray_rows", "Rows in token frames that nobody here waits for")

@@ -24,9 +24,12 @@ from gateway.jobs.usage_spool import UsageSpool
 from gateway.jobs.watchdog import Watchdog
 from gateway.metrics import Metrics
 from gateway.prompts.tokenization import TokenizerStore
+from gateway.quotas.quotas import Quotas
+from gateway.quotas.spent import LedgerSpend
 from gateway.settings import Settings
 from gateway.token_log.log import TokenLog
 from gateway.upstream.dispatcher import Upstream
+from gpuworker.wire.tasks import tasks_end
 from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant
 
@@ -59,6 +62,7 @@ class Gateway:
         self.idempotency = IdempotencyStore(settings.database_url, self.upstream.incarnation)
         self.lookups = Connections(settings.database_url, size=_LOOKUPS, limit_s=_LOOKUP_LIMIT_S)
         self.token_log = TokenLog(settings.redis_url, self.upstream.incarnation)
+        self.quotas = Quotas(settings, self.upstream.incarnation, metrics, LedgerSpend(self.lookups))
         self.bodies = BodyReader(settings.limits, settings.gateway_id)
         self.open_requests = 0  # over HTTP, whatever they ask for
         self.slots = Slots()
@@ -87,6 +91,7 @@ class Gateway:
             "revocation": gateway._revocation.run,
             "idempotency": gateway.idempotency.run,
             "token log": gateway.token_log.run,
+            "quotas": gateway.quotas.run,
             "outliving": gateway.outliving.run,
         }
         for name, run in parts.items():
@@ -220,9 +225,8 @@ class Gateway:
         self._requests_end()
         await asyncio.sleep(0)  # cancelled requests leave
         await self._conclusions.close(self.limits.settle_s + 1)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks_end(self._tasks)
+        await self.quotas.close()
         await self.idempotency.close()
         await self.lookups.close()
         await self.spool.close()
@@ -260,6 +264,8 @@ class Gateway:
         metrics.dispatcher_connected.set(upstream.dispatcher.is_ready)
         if snapshot := self.snapshots.current:
             metrics.snapshot_age.set(time.monotonic() - snapshot.loaded_at)
+            for slug, route in snapshot.routes.items():
+                metrics.degradation.labels(slug).set(upstream.pressure.level(route.digest))
         self.spool.measure()
 
 

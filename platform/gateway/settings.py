@@ -19,6 +19,7 @@ class Settings:
     redis_url: str = field(repr=False)
     weights: Path
     spool: Path
+    quota_url: str = field(default="", repr=False)  # where the quotas have a store of their own
     default_model: str = ""  # for requests that name none; empty: they are refused
     default_model_aliases: frozenset[str] = frozenset()  # names that mean it, where no model has them
     allowed_origins: frozenset[str] = frozenset()  # of browsers' sockets, beside the site's own
@@ -35,6 +36,7 @@ def settings_from_environment() -> Settings:
         master_keys=environment.master_keys(),
         database_url=environment.gateway_database_url(),
         redis_url=environment.redis_url(),
+        quota_url=environment.quota_url(),
         weights=environment.weights_dir(),
         spool=environment.spool_dir(),
         default_model=environment.default_model(),

@@ -7,6 +7,8 @@ where their KV moves to the replica that decodes.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from policy.step_cost import StepCost
+
 # A replica with this many prompt tokens still to compute gets nothing more: what waits, waits where order
 # is decided. Small enough that a fresh decision is made every step or two.
 PREFILL_WINDOW_TOKENS = 256
@@ -32,6 +34,9 @@ class Replica:
     free_blocks: int
     block_size: int
     is_for_long_prompts: bool = False
+    row_limit: int = 0  # rows that decode within the target latency; 0: not known
+    cost: StepCost | None = None  # what its steps last; None: not known
+    takes_more: bool = True  # not while it drains, is silent or said that it is full
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,8 @@ def has_room(replica: Replica, prompt_tokens: int, choices: int = 1) -> bool:
     growth = replica.rows + choices - 1 + WATERMARK_BLOCKS
     needed = blocks_needed(prompt_tokens + 1, replica.block_size) + growth
     return (
-        replica.pending_prefill_tokens < PREFILL_WINDOW_TOKENS
+        replica.takes_more
+        and replica.pending_prefill_tokens < PREFILL_WINDOW_TOKENS
         # An idle replica takes whatever it can serve: a prompt near the bound must not wait for ever.
         and (idle or replica.rows + choices <= replica.max_rows)
         and (idle or replica.free_blocks >= needed)

@@ -6,6 +6,7 @@ tokens. It bounds what two backlogged flows can differ in service, not how long 
 """
 
 from collections.abc import Hashable, Iterable, Mapping
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 MAX_LAG_MS = 5_000.0
@@ -85,7 +86,10 @@ class VirtualTime(Generic[F]):
         self._sweep_at = 2 * len(self._times)
 
     def _start(self) -> int:
-        return max(self._floor, min(map(self.of, self._weights), default=0))
+        if not self._weights:
+            return self._floor
+        least = min(map(self._times.__getitem__, self._weights))
+        return max(self._floor, least, self._furthest - self._max_lag)
 
 
 def over_share(
@@ -125,6 +129,21 @@ def water_filling(demands: Mapping[F, float], weights: Mapping[F, float], capaci
         left -= parts[flow]
         weight_left -= weights[flow]
     return parts
+
+
+def water_level(wanted: Iterable[tuple[float, float]], capacity: float) -> float:
+    """What a weight of one gets in the max-min fair division: the flow gets `min(demand, weight · level)`.
+
+    `wanted`: demand and weight of each flow. Infinite when everybody gets what it asks for.
+    """
+    steps = sorted((demand / weight, demand, weight) for demand, weight in wanted)
+    left, weight_left = capacity, sum(weight for _, _, weight in steps)
+    for level, demand, weight in steps:
+        if level * weight_left > left:
+            return left / weight_left
+        left -= demand
+        weight_left -= weight
+    return inf
 
 
 def _microseconds(duration_ms: float) -> int:

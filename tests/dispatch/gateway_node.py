@@ -17,7 +17,7 @@ from gpuworker.wire.messages import (
 )
 from tests.dispatch.client_node import Client, Fleet
 from tests.dispatch.network import Clock, End
-from tests.dispatch.peers import hello, submit
+from tests.dispatch.peers import hello
 from tests.dispatch.worker_node import Worker
 
 SETTLE_MS, UNREACHABLE_MS, DEADLINE_GRACE_MS, NO_DISPATCHER_MS = 5_000, 5_000, 5_000, 10_000
@@ -69,11 +69,10 @@ class Gateway(Client):
     def beat(self) -> None:
         self.send(Heartbeat())
 
-    def request(self, sid: int, prompt: int, digest: str, klass: str, deadline_ms: int, choices: int) -> bool:
-        message = submit(sid, prompt=prompt, digest=digest, klass=klass, deadline_ms=deadline_ms, n=choices)
+    def request(self, message: Submit) -> bool:
         if not self.send(message):
             return False
-        self.streams[sid] = Stream(message, self.clock.now, self.clock.now + deadline_ms)
+        self.streams[message.sid] = Stream(message, self.clock.now, self.clock.now + message.deadline_ms)
         return True
 
     def cancel(self, sid: int, reason: str) -> None:

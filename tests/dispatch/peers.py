@@ -7,6 +7,7 @@ from gpuworker.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
     Capacity,
+    FlowWork,
     Hello,
     Report,
     RowKey,
@@ -99,6 +100,9 @@ def report(
     evicted: list[bytes] | None = None,
     cache_reset: bool = False,
     draining: bool = False,
+    cost: list[float] | None = None,
+    row_limit: int = 0,
+    work: list[FlowWork] | None = None,
 ) -> Report:
     return Report(
         seq=seq,
@@ -118,4 +122,7 @@ def report(
         evicted=evicted or [],
         cache_reset=cache_reset,
         draining=draining,
+        cost=cost or [],
+        row_limit=row_limit,
+        work=work or [],
     )

@@ -1,5 +1,6 @@
 """One dispatcher on a manual clock, with in-memory peers."""
 
+from random import Random
 from typing import Any
 
 from dispatch.dispatcher import Dispatcher
@@ -15,7 +16,7 @@ class Scene:
 
     def __init__(self, **limits: Any) -> None:
         self.now = 1_000.0
-        self.dispatcher = Dispatcher(Limits(**limits), PREFIX_SECRET, 0.0)
+        self.dispatcher = Dispatcher(Limits(**limits), PREFIX_SECRET, 0.0, Random(1))
         self.dispatcher.tick(self.now)
         self.gateway = Inbox()
         self.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), self.gateway, self.now)

@@ -2,12 +2,13 @@
 
 import itertools
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
 
-from dispatch.backlog import FORGET_MS
 from dispatch.limits import Limits
 from dispatch.server import DispatchServer
+from dispatch.versions import FORGET_MS
 from gpuworker.wire.connection import Connection
 from gpuworker.wire.messages import (
     HEARTBEAT_MS,
@@ -20,14 +21,19 @@ from gpuworker.wire.messages import (
     Submit,
     WorkerDown,
 )
+from policy.flow import BATCH, Flow
 from policy.placement import PREFILL_WINDOW_TOKENS
+from policy.queue_settings import QueueSettings
 from tests.dispatch.client_node import Client
 from tests.dispatch.gateway_node import Gateway
 from tests.dispatch.network import Clock, End, Node
+from tests.dispatch.peers import submit
 from tests.dispatch.worker_node import BLOCKS, MAX_ROWS, Worker
 
 DIGESTS = ("d1", "d2")
-QUEUE_DEPTH = 12
+TENANTS = {"acme": 1.0, "globex": 1.0, "initech": 3.0}  # and what each weighs
+LIMITS = Limits(queue=QueueSettings(queue_least=4, queue_most=12, queue_unknown=12))
+REFUSALS = ("queue_full", "deadline_unmeetable", "shed")
 
 Some = TypeVar("Some", Worker, Gateway)
 
@@ -41,18 +47,29 @@ class DispatcherEnd(End):
         return super().send(message)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A request as it was submitted. `number` is its place among those that came at the same time."""
+
+    digest: str
+    arrived_ms: float
+    deadline_ms: float
+    number: int
+
+
 class DispatcherNode(Node):
-    """The production server on simulated connections, and an own account of who must come next."""
+    """The production server on simulated connections, and an own account of who may come next."""
 
     def __init__(self, clock: Clock, world: "World") -> None:
         super().__init__(clock)
         self._world = world
-        self.server = DispatchServer("s", Limits(queue_depth=QUEUE_DEPTH), lambda: clock.now)
+        self.server = DispatchServer("s", world.limits, lambda: clock.now, seed=clock.random.getrandbits(32))
         self.core = self.server._dispatcher
         self.ends: set[End] = set()
-        self._waiting: dict[RowKey, tuple[str, str, float, int]] = {}  # digest, class, arrival, number
-        self._running: dict[RowKey, tuple[str, str, float, int]] = {}
+        self._waiting: dict[RowKey, Known] = {}
+        self._running: dict[RowKey, Known] = {}
         self._numbers = itertools.count()
+        self._refusals = 0
         self.every(lambda: HEARTBEAT_MS, self.server.beat)
 
     def opened(self, end: End) -> None:
@@ -62,16 +79,30 @@ class DispatcherNode(Node):
     def said(self, end: End, message: AnyMessage) -> None:
         peer = self.server._peers.get(cast(Connection, end))
         if peer is not None and isinstance(message, Submit):
-            row = RowKey(peer.incarnation, message.sid)
-            if row not in self.core._gateways[peer.incarnation].rows:
-                arrival = self.clock.now - message.waited_ms
-                self._waiting[row] = (message.digest, message.klass, arrival, next(self._numbers))
-                self._running.pop(row, None)
-        elif isinstance(message, Refused) and message.row in self._running and message.code != "unservable":
+            self._submitted(end, RowKey(peer.incarnation, message.sid), message)
+            return
+        if isinstance(message, Refused) and message.row in self._running and message.code != "unservable":
             self._waiting[message.row] = self._running.pop(message.row)
         self.server.peer_said(cast(Connection, end), message)
         incarnations = [peer.incarnation for peer in self.server._peers.values()]
         assert len(set(incarnations)) == len(incarnations), "two connections of one process"
+
+    def _submitted(self, end: End, row: RowKey, message: Submit) -> None:
+        now = self.clock.now
+        if row not in self.core._members.gateways[row.gateway].rows:
+            deadline_ms = now + message.deadline_ms
+            self._waiting[row] = Known(
+                message.digest, now - message.waited_ms, deadline_ms, next(self._numbers)
+            )
+            self._running.pop(row, None)
+        before, refusals = self._state(message.digest), self._refusals
+        self.server.peer_said(cast(Connection, end), message)
+        if self._refusals > refusals:
+            assert before == self._state(message.digest), "a refusal changed something"
+
+    def _state(self, digest: str) -> object:
+        version = self.core._versions.get(digest)
+        return (version.queue.flows(), version.queue.over_share()) if version else ([], frozenset())
 
     def closed(self, end: End) -> None:
         self.ends.discard(end)
@@ -80,37 +111,44 @@ class DispatcherNode(Node):
     def sends(self, end: End, message: AnyMessage) -> None:
         match message:
             case Run(gateway=gateway, submit=request):
-                self._judge(RowKey(gateway, request.sid))
+                self._judge(RowKey(gateway, request.sid), request)
             case Placed(sid=sid) | Ended(sid=sid):
                 peer = self.server._peers[cast(Connection, end)]
                 self._waiting.pop(RowKey(peer.incarnation, sid), None)
+                self._refusals += isinstance(message, Ended) and message.code in REFUSALS
             case WorkerDown(incarnation=incarnation, cause="silent for too long"):
                 was_frozen = self._world.workers[incarnation].frozen_ms > 1_000
                 assert was_frozen or "cut" in self._world.faults, "it was not silent"
 
-    def _judge(self, row: RowKey) -> None:
-        """Only the oldest request of its class runs next, and batch only when nobody interactive waits."""
-        digest, klass, *age = self._waiting[row]
-        for other, (other_digest, other_klass, *other_age) in self._waiting.items():
-            if other_digest == digest and self._is_known(other):
-                assert other_klass != "interactive" or klass != "batch", f"{row} overtook interactive {other}"
-                assert other_klass != klass or age <= other_age, f"{row} overtook {other}"
+    def _judge(self, row: RowKey, submit: Submit) -> None:
+        """It waited, can still be in time, and of its flow nobody is more urgent."""
+        known = self._waiting[row]
+        assert self.clock.now < known.deadline_ms, f"{row} begins after its deadline"
+        flow = Flow(submit.tenant, submit.klass)
+        urgency = (known.deadline_ms, known.arrived_ms, known.number)
+        for other, waits in self._waiting.items():
+            if waits.digest == known.digest and self._flow(other) == flow:
+                least = (waits.deadline_ms, waits.arrived_ms, waits.number)
+                assert urgency <= least, f"{row} overtook {other}"
         self._running[row] = self._waiting.pop(row)
 
-    def _is_known(self, row: RowKey) -> bool:
-        """Whether it still waits: its end may have been said to a connection that was gone."""
-        gateway = self.core._gateways.get(row.gateway)
-        return gateway is not None and row in gateway.rows
+    def _flow(self, row: RowKey) -> Flow | None:
+        """As what it waits; None: it does not, its end may have been said to a connection that was gone."""
+        gateway = self.core._members.gateways.get(row.gateway)
+        request = gateway.rows.get(row) if gateway else None
+        return request.waiting.flow if request is not None and request.waiting is not None else None
 
 
 class World:
     """Operations of a test are its public methods; `faults` names those that happened."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, limits: Limits = LIMITS) -> None:
         self.clock = Clock(seed)
+        self.limits = limits
         self.random = self.clock.random
         self.faults: set[str] = set()
         self.refusal_rate = self.random.choice([0.0, 0.0, 0.1, 0.4])
+        self.old_worker_rate = 0.2  # of workers that say nothing of machine time
         self.workers: dict[str, Worker] = {}
         self.gateways: dict[str, Gateway] = {}
         self.joins: Counter[str] = Counter()
@@ -146,9 +184,11 @@ class World:
         if run.prefill_from:
             digests = {w.digest for w in self.workers.values() if run.prefill_from == f"unix:/{w.name}"}
             assert worker.digest in digests, "a prompt computed with other weights"
-        *others, _ = worker.rows.values()
-        before = sum(row.pending for row in others if not row.is_remote)
-        assert before < PREFILL_WINDOW_TOKENS, "order was decided too early"
+        *others, own = worker.rows.values()
+        # Whose the rows of a worker that came back are, nobody knows; batch that is due does not wait for batch.
+        if self.joins[worker.incarnation] == 1 and own.flow[1] != BATCH:
+            before = sum(row.pending for row in others if not row.is_remote and row.flow == own.flow)
+            assert before < PREFILL_WINDOW_TOKENS, "order was decided too early"
         if self.joins[worker.incarnation] == 1 and others:
             assert worker.held_rows <= MAX_ROWS, "more rows than the worker has"
         if self.joins[worker.incarnation] == 1 and len(worker.rows) > 1:
@@ -164,7 +204,19 @@ class World:
             choices = self.random.choice([1, 1, 1, 2, MAX_ROWS + 2])
             klass = self.random.choice(["interactive", "batch"])
             deadline_ms = self.random.choice([500, 10_000, 30_000])
-            gateway.request(next(self._sids), prompt, digest, klass, deadline_ms, choices)
+            tenant = self.random.choice(list(TENANTS))
+            gateway.request(
+                submit(
+                    next(self._sids),
+                    prompt=prompt,
+                    digest=digest,
+                    tenant=tenant,
+                    weight=TENANTS[tenant],
+                    klass=klass,
+                    deadline_ms=deadline_ms,
+                    n=choices,
+                )
+            )
 
     def burst(self) -> None:
         for _ in range(8):
@@ -191,6 +243,7 @@ class World:
                 digest=digest,
                 serves=serves,
                 refusal_rate=self.refusal_rate,
+                tells_work=self.random.random() >= self.old_worker_rate,
             )
 
     def worker_kill(self) -> None:

@@ -1,7 +1,6 @@
 """Order, placement and endings decided by the dispatcher, on a manual clock."""
 
 from dispatch.fleet import REFUSAL_PAUSE_MS
-from dispatch.queues import Queue, Request
 from gpuworker.wire.messages import (
     Cancel,
     CancelRow,
@@ -15,6 +14,7 @@ from gpuworker.wire.messages import (
     WorkerUp,
 )
 from policy.ids import uuid7
+from policy.queue_settings import QueueSettings
 from tests.dispatch.peers import Inbox, hello, report
 from tests.dispatch.scene import Scene
 
@@ -85,8 +85,8 @@ def test_the_less_loaded_replica_is_chosen(scene: Scene) -> None:
 
 def test_cancel_while_queued_ends_once_and_never_runs(scene: Scene) -> None:
     scene.submit(1)
-    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
-    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    scene.dispatcher.cancel("g", Cancel(sid=1))
+    scene.dispatcher.cancel("g", Cancel(sid=1))
     worker = scene.worker()
     assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(1, "cancelled")]
     assert worker.of(Run) == []
@@ -95,7 +95,7 @@ def test_cancel_while_queued_ends_once_and_never_runs(scene: Scene) -> None:
 def test_cancel_once_placed_reaches_the_worker(scene: Scene) -> None:
     worker = scene.worker()
     scene.submit(1)
-    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    scene.dispatcher.cancel("g", Cancel(sid=1))
     assert worker.of(CancelRow) == [CancelRow(row=RowKey("g", 1), reason="cancelled")]
 
 
@@ -110,7 +110,7 @@ def test_expired_requests_end_before_they_reach_a_replica(scene: Scene) -> None:
 
 
 def test_a_full_queue_refuses_with_a_retry_time() -> None:
-    scene = Scene(queue_depth=2)
+    scene = Scene(queue=QueueSettings(queue_least=1, queue_most=2, queue_unknown=2))
     for sid in (1, 2, 3):
         scene.submit(sid)
     ended = scene.gateway.of(Ended)
@@ -200,27 +200,12 @@ def test_the_fleet_state_counts_what_is_there(scene: Scene) -> None:
     scene.worker(max_rows=1)
     scene.submit(1)
     scene.submit(2)
-    state = scene.dispatcher.fleet_state(scene.now + 40, 5)
+    scene.silent_for(40)
+    state = scene.dispatcher.fleet_state(scene.now, 5)
     assert [w.state for w in state.workers] == ["ready"]
     assert {(q.klass, q.depth, q.oldest_ms) for q in state.queues if q.depth} == {("interactive", 1, 40)}
     assert [(g.id, g.streams) for g in state.gateways] == [("gateway-0", 2)]
     assert state.submitted == 2
-
-
-def test_queue_keeps_arrival_order_over_removal_and_return() -> None:
-    queue = Queue()
-    requests = [Request(RowKey("g", n), None, "interactive", float(n), 1e9) for n in range(4)]
-    for request in reversed(requests):
-        queue.push(request)
-    queue.remove(requests[0].row)
-    queue.remove(requests[1].row)
-    queue.push(requests[1])
-    order = []
-    while head := queue.head():
-        order.append(head.row.sid)
-        queue.remove(head.row)
-    assert order == [1, 2, 3]
-    assert len(queue) == 0
 
 
 def test_uuid7_is_ordered_by_time_and_valid() -> None:

@@ -149,7 +149,7 @@ def test_helpers_take_turns_and_are_free_again_when_the_prompt_is_computed(scene
     scene.submit(5, prompt=1_000)
     assert helpers_of(worker)[3:] == ["unix:/p", "unix:/q"]
     scene.dispatcher.worker_lost("w", "gone")
-    assert {w.pending_tokens for w in scene.dispatcher._workers.values()} == {0}
+    assert {w.pending_tokens for w in scene.dispatcher._members.workers.values()} == {0}
 
 
 def test_a_helper_far_behind_is_not_asked_and_the_window_counts_again(scene: Scene) -> None:

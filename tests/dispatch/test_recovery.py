@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from dispatch.backlog import FORGET_MS
 from dispatch.fleet import REFUSAL_PAUSE_MS
+from dispatch.versions import FORGET_MS
 from gpuworker.wire.messages import (
     Cancel,
     CancelRow,
@@ -79,7 +79,7 @@ def test_a_row_adopted_before_its_gateway_is_back_does_not_run_twice() -> None:
     scene.dispatcher.submit("late", submit(7), scene.now)
     assert [(p.sid, p.worker) for p in other.of(Placed)] == [(7, "w")]
     assert ran(worker) == ran(idle) == []
-    scene.dispatcher.cancel("late", Cancel(sid=7), scene.now)
+    scene.dispatcher.cancel("late", Cancel(sid=7))
     assert worker.of(CancelRow) == [CancelRow(row=running[0], reason="cancelled")]
 
 
@@ -105,7 +105,7 @@ def test_the_late_end_of_a_forgotten_row_does_not_touch_its_second_attempt(scene
     scene.submit(1)
     assert ran(second) == [1]
     scene.dispatcher.report("first", report(99, ended=[ROW]), scene.now)
-    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    scene.dispatcher.cancel("g", Cancel(sid=1))
     assert second.of(CancelRow) == [CancelRow(row=ROW, reason="cancelled")]
 
 
@@ -125,7 +125,7 @@ def test_a_row_running_in_two_places_is_cancelled_where_its_gateway_was_not_sent
     second = scene.worker("second", running=[ROW])
     assert second.of(CancelRow) == [CancelRow(row=ROW, reason="error")]
     scene.dispatcher.report("second", report(2, ended=[ROW]), scene.now)
-    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    scene.dispatcher.cancel("g", Cancel(sid=1))
     assert first.of(CancelRow) == [CancelRow(row=ROW, reason="cancelled")], "still known where it runs"
 
 
@@ -173,7 +173,7 @@ def test_a_replica_that_says_it_is_full_does_not_block_the_others(scene: Scene) 
 def test_a_cancel_that_crosses_a_refusal_is_not_forgotten(scene: Scene) -> None:
     worker = scene.worker()
     scene.submit(1)
-    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    scene.dispatcher.cancel("g", Cancel(sid=1))
     scene.dispatcher.refused("w", refusal("capacity"), scene.now)
     assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(1, "cancelled")]
     scene.now += 2 * REFUSAL_PAUSE_MS
@@ -185,7 +185,7 @@ def test_a_refused_request_waits_again_and_can_be_cancelled_there(scene: Scene) 
     scene.worker()
     scene.submit(1)
     scene.dispatcher.refused("w", refusal("capacity"), scene.now)
-    scene.dispatcher.cancel("g", Cancel(sid=1), scene.now)
+    scene.dispatcher.cancel("g", Cancel(sid=1))
     assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(1, "cancelled")]
 
 

@@ -45,17 +45,16 @@ def endings_check(world: World) -> None:
 
 def tables_check(world: World) -> None:
     core = world.dispatcher.core
-    assert {g.incarnation: g.rows for g in core._gateways.values() if g.rows} == {}
-    for worker in core._workers.values():
+    assert {g.incarnation: g.rows for g in core._members.gateways.values() if g.rows} == {}
+    for worker in core._members.workers.values():
         assert worker.placed == {}
         assert (worker._rows, worker._unprefilled_blocks, worker._unreported_tokens) == (0, 0, 0)
         assert (worker._helpers, worker.pending_tokens, len(worker._unreported)) == ({}, 0, 0)
-    for queue in core._backlog._queues.values():
-        assert len(queue) == 0
-        assert queue._order == []
+    for version in core._versions:
+        assert version.queue.flows() == []
+        assert version.queue.tenants() == 0
     world.depart()
-    assert (core._gateways, core._workers) == ({}, {})
-    assert (core._backlog._queues, core._backlog._models, core._backlog._unserved_ms) == ({}, {}, {})
+    assert (core._members.gateways, core._members.workers, list(core._versions)) == ({}, {}, [])
     assert (world.dispatcher.server._peers, world.dispatcher.server._strangers) == ({}, {})
 
 

@@ -1,13 +1,28 @@
 """A simulated worker, as its process behaves towards dispatcher and gateways."""
 
+from collections import Counter
 from dataclasses import dataclass
 
-from gpuworker.wire.messages import AnyMessage, CancelRow, GatewayGone, Refused, Report, RowKey, Run
+from gpuworker.wire.messages import (
+    AnyMessage,
+    CancelRow,
+    FlowWork,
+    GatewayGone,
+    Refused,
+    Report,
+    RowKey,
+    Run,
+    Shares,
+)
 from tests.dispatch.client_node import Client, Fleet
 from tests.dispatch.network import Clock
 from tests.dispatch.peers import hello, report
 
 BLOCKS, MAX_ROWS, MAX_TOKENS = 48, 4, 768
+ROW_LIMIT = 3  # that decode within the target latency
+STEP_COST = [10.0, 5.0, 0.2, 0.0, 0.0]  # milliseconds, as a worker reports what its steps cost
+
+Flow = tuple[str, str]  # tenant, class
 
 
 @dataclass
@@ -15,6 +30,7 @@ class Row:
     blocks: int
     prompt: int
     left: int  # steps
+    flow: Flow
     choices: int = 1
     is_remote: bool = False  # another worker was asked for its prompt
     is_fetching: bool = False  # and has not answered
@@ -39,10 +55,15 @@ class Worker(Client):
         digest: str,
         serves: str,
         refusal_rate: float,
+        tells_work: bool = True,
     ) -> None:
         self.digest = digest
         self.serves = serves
         self.rows: dict[RowKey, Row] = {}
+        self.over: list[Flow] = []  # as the dispatcher said
+        self.work_us: Counter[Flow] = Counter()
+        self._untold: set[Flow] = set()
+        self._tells_work = tells_work
         self._prefilled: list[RowKey] = []
         self._ended: list[RowKey] = []
         self._seq = 0
@@ -62,6 +83,7 @@ class Worker(Client):
 
     def greeting(self) -> AnyMessage:
         self._runs = 0
+        self.over, self._untold = [], set(self.work_us)
         self._prefilled, self._ended = [r for r, row in self.rows.items() if row.computed >= row.prompt], []
         return hello(
             "worker",
@@ -87,9 +109,18 @@ class Worker(Client):
             self.send(self._report(pending, prefilled, ended))
 
     def _report(self, pending: int, prefilled: list[RowKey], ended: list[RowKey]) -> Report:
-        free = BLOCKS - self.held_blocks
+        work = [FlowWork(*flow, self.work_us[flow]) for flow in sorted(self._untold)]
+        self._untold.clear()
         return report(
-            self._seq, free_blocks=free, pending=pending, prefilled=prefilled, ended=ended, runs=self._runs
+            self._seq,
+            free_blocks=BLOCKS - self.held_blocks,
+            pending=pending,
+            prefilled=prefilled,
+            ended=ended,
+            runs=self._runs,
+            cost=STEP_COST if self._tells_work else [],
+            row_limit=ROW_LIMIT if self._tells_work else 0,
+            work=work if self._tells_work else [],
         )
 
     def told(self, message: AnyMessage) -> None:
@@ -100,6 +131,9 @@ class Worker(Client):
                 self.cancel(row, reason)
             case GatewayGone(gateway=gateway):
                 self.gateway_gone(gateway)
+            case Shares(digest=digest, over=over):
+                assert digest == self.digest, "shares of other weights"
+                self.over = over
 
     def _run(self, run: Run) -> None:
         self._runs += 1
@@ -122,7 +156,8 @@ class Worker(Client):
         blocks = min(-(-(prompt + 1) // 16) + choices - 1, BLOCKS)  # alone, choices take turns
         steps = self.clock.random.randint(1, 60)
         is_remote = bool(run.prefill_from)
-        state = Row(blocks, prompt, steps, choices, is_remote=is_remote, is_fetching=is_remote)
+        flow = (run.submit.tenant, run.submit.klass)
+        state = Row(blocks, prompt, steps, flow, choices, is_remote=is_remote, is_fetching=is_remote)
         self.rows[row] = state
         self.fleet.accepted(self, run)
         if is_remote:
@@ -157,12 +192,15 @@ class Worker(Client):
     def _step_soon(self) -> None:
         if self.rows and not self._is_stepping:
             self._is_stepping = True
-            delay_ms = self.clock.random.uniform(10, 80)
-            self.clock.after(delay_ms, lambda: self.post(self._step, is_timer=True))
+            step_ms = self.clock.random.uniform(10, 80)
+            self.clock.after(step_ms, lambda: self.post(lambda: self._step(step_ms), is_timer=True))
 
-    def _step(self) -> None:
+    def _step(self, step_ms: float) -> None:
         self._is_stepping = False
         budget = 256
+        for flow, rows in Counter(row.flow for row in self.rows.values()).items():
+            self.work_us[flow] += int(1_000 * step_ms * rows / len(self.rows))
+            self._untold.add(flow)
         for row, state in list(self.rows.items()):
             if state.is_fetching:
                 continue

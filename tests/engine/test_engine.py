@@ -152,7 +152,6 @@ def test_requests_that_can_never_run_are_refused(make: EngineMaker) -> None:
     engine = make(ScriptedRunner(vocab_size=257), blocks=4)
     assert engine.max_servable_tokens == 64
     refused = [
-        submit_make(1, "x" * 64),
         submit_make(2, ""),
         submit_make(3, [257]),
         submit_make(4, "x", max_tokens=0),
@@ -165,6 +164,9 @@ def test_requests_that_can_never_run_are_refused(make: EngineMaker) -> None:
         with pytest.raises(Unservable) as caught:
             engine.submit(key(submit.sid), submit, 0)
         assert caught.value.code == "unservable"
+    with pytest.raises(Unservable) as caught:
+        engine.submit(key(1), submit_make(1, "x" * 64), 0)
+    assert caught.value.code == "too_long"
     assert not engine.has_work()
 
 

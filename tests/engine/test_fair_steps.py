@@ -17,14 +17,14 @@ class TimedBench(Bench):
         self, *, blocks: int = 2000, max_rows: int = 64, host_blocks: int = 0, row_ms: float = ROW_MS
     ) -> None:
         self.pacer = StepPacer(TARGET_MS)
-        self._row_ms = row_ms
+        self.row_ms = row_ms
         super().__init__(
             blocks=blocks, max_rows=max_rows, max_step_tokens=512, host_blocks=host_blocks, pacer=self.pacer
         )
 
     def step(self) -> StepPlan:
         plan = super().step()
-        took_ms = BASE_MS + self._row_ms * plan.decode_rows + TOKEN_MS * plan.prefill_tokens
+        took_ms = BASE_MS + self.row_ms * plan.decode_rows + TOKEN_MS * plan.prefill_tokens
         self.now_ms += took_ms
         if plan.rows:
             self.pacer.observe(plan.decode_rows, plan.prefill_tokens, plan.context_tokens, took_ms)
@@ -99,6 +99,18 @@ def test_batch_yields_to_interactive_and_uses_what_is_left() -> None:
     assert counts(plan)[1] < 400
     bench.run_to_the_end()
     assert len(bench.outputs[1]) == 5
+
+
+def test_batch_whose_deadline_is_near_does_not_yield_as_batch_does() -> None:
+    bench = TimedBench(row_ms=10.0)
+    bench.learn()
+    for sid, klass in ((1, "batch"), (2, "batch_urgent")):
+        bench.submit(sid, 16, max_tokens=4000, tenant="a", klass=klass)
+    for _ in range(5):
+        bench.step()
+    bench.submit(3, 400, max_tokens=5, tenant="b")
+    rows = [row.key.sid for _ in range(5) for row in bench.step().rows]
+    assert rows.count(1) < rows.count(2) == 5
 
 
 def test_rows_of_an_over_share_tenant_leave_the_device_for_one_within_its_share() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.preemption import Recovery
-from gpuworker.engine.sequence import Flow
+from policy.flow import Flow
 from policy.pacing import StepPacer
 from policy.step_cost import StepCost
 from tests.engine.scheduler_bench import Bench, counts
@@ -135,7 +135,7 @@ def test_a_new_weight_counts_at_once() -> None:
 def test_a_flow_beyond_its_share_does_not_yield_for_ever() -> None:
     # Given a tenant with more rows than its share, and one within it whose rows always fill the pool
     bench = Bench(blocks=20, max_rows=8, max_step_tokens=64)
-    much, little = (Flow("interactive", tenant) for tenant in ("much", "little"))
+    much, little = (Flow(tenant, "interactive") for tenant in ("much", "little"))
     for sid in range(1, 11):
         bench.submit(sid, 60, max_tokens=20, tenant="much")
     ahead_us, sid = [], 100

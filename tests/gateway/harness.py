@@ -20,9 +20,10 @@ from gpuworker.wire.records import records_read
 from tenants.keys import key_generate
 from tests.gateway.peers import SECRET, Dispatcher, WorkerPeer, socket_address
 from tests.gateway.raw import RawConnection, Response, metric, request
-from tests.gateway.weights import CONTEXT_TOKENS, store_make
+from tests.gateway.weights import CONTEXT_TOKENS, TEMPLATE, store_make
 
 MODEL = "tiny"
+SMALLER = "tinier"
 QUICK = {"settle_s": 1.0, "worker_unreachable_s": 1.0, "watchdog_interval_s": 0.1}  # so that waits are short
 NO_VALKEY = "redis://127.0.0.1:1/0"
 NO_POSTGRES = "postgresql://gateway@127.0.0.1:1/none?connect_timeout=1"
@@ -122,12 +123,16 @@ async def gateway_started(
     limits: dict[str, Any] | None = None,
     database_url: str = "",
     redis_url: str = "",
+    snapshot: dict[str, Any] | None = None,
+    full_key: dict[str, Any] | None = None,
+    with_smaller: bool = False,
     environment: dict[str, str] | None = None,
     peers: bool = True,
     graceful_s: int = 10,
     server_arguments: Sequence[str] = (),
 ) -> AsyncIterator[GatewayProcess]:
-    """With a `database_url` keys and routes come from there, else from a given snapshot."""
+    """With a `database_url` keys and routes come from there, else from a given snapshot, to which `snapshot`
+    and, of the key named full, `full_key` add. `with_smaller`: a model named SMALLER stands in for MODEL."""
     with tempfile.TemporaryDirectory(prefix="sluice-gw-", dir="/tmp") as name:
         folder = Path(name)
         digest = store_make(folder / "weights")
@@ -135,16 +140,20 @@ async def gateway_started(
         worker = WorkerPeer("worker-0", socket_address(folder, "w"), digest)
         pepper = os.environ["SLUICE_KEY_PEPPER"]
         keys = {name: key_generate() for name in ("full", "narrow", "scopeless", "expired", "unknown")}
-        snapshot = {
+        document: dict[str, Any] = {
             "keys": [
-                {"key": keys["full"]},
+                {"key": keys["full"], **(full_key or {})},
                 {"key": keys["narrow"], "models": ["other"]},
                 {"key": keys["scopeless"], "scopes": []},
                 {"key": keys["expired"], "expires_at": "2026-01-01T00:00:00+00:00"},
             ],
             "routes": {MODEL: digest, "other": digest, "org/third": digest},
             "context_tokens": CONTEXT_TOKENS,
+            **(snapshot or {}),
         }
+        if with_smaller:
+            document["routes"][SMALLER] = store_make(folder / "weights", template=TEMPLATE + " ")
+            document["smaller"] = {MODEL: SMALLER}
         variables = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -158,7 +167,7 @@ async def gateway_started(
             "SLUICE_DB_GATEWAY": database_url or NO_POSTGRES,
             "REDIS_URL": redis_url or NO_VALKEY,
             "TEST_LIMITS": json.dumps(limits or {}),
-            **({} if database_url else {"TEST_SNAPSHOT": json.dumps(snapshot)}),
+            **({} if database_url else {"TEST_SNAPSHOT": json.dumps(document)}),
             **(environment or {}),
         }
         log = folder / "log"

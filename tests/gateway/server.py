@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from billing.contracts import Price
 from gateway.access.snapshot import Snapshot
 from gateway.app import Application
 from gateway.http.exchange import Receive, Scope, Send
@@ -20,7 +21,7 @@ from gateway.limits import Limits
 from gateway.settings import settings_from_environment
 from gateway.websocket.server_protocol import BoundedWebSocketProtocol
 from modelsvc.contracts import ModelRoute
-from tenants.contracts import KeyGrant
+from tenants.contracts import KeyGrant, QuotaLimit
 from tenants.keys import key_digest, key_parse
 
 TENANT = UUID("018f0000-0000-7000-8000-000000000001")
@@ -36,7 +37,7 @@ def snapshot_make(pepper: bytes, document: dict[str, Any]) -> Snapshot:
             key_id=UUID(int=index + 1),
             public_id=public_id,
             digest=key_digest(pepper, entry["key"]),
-            tenant_id=TENANT,
+            tenant_id=UUID(entry["tenant"]) if "tenant" in entry else TENANT,
             tenant_name="acme",
             scopes=frozenset(entry.get("scopes", ["completions"])),
             models=frozenset(entry["models"]) if "models" in entry else None,
@@ -45,14 +46,23 @@ def snapshot_make(pepper: bytes, document: dict[str, Any]) -> Snapshot:
             zero_retention=entry.get("zero_retention", False),
             max_output_tokens=entry.get("max_output_tokens"),
             max_open_requests=entry.get("max_open_requests"),
+            quotas=tuple(QuotaLimit(**quota) for quota in entry.get("quotas", [])),
+            accepts_smaller_model=entry.get("accepts_smaller_model", False),
         )
     routes = {
         slug: ModelRoute(
-            slug, digest, document["context_tokens"], "sluice", datetime(2026, 1, 1, tzinfo=UTC), 1
+            slug,
+            digest,
+            document["context_tokens"],
+            "sluice",
+            datetime(2026, 1, 1, tzinfo=UTC),
+            1,
+            smaller=document.get("smaller", {}).get(slug, ""),
         )
         for slug, digest in document["routes"].items()
     }
-    return Snapshot(grants=grants, routes=routes, loaded_at=time.monotonic())
+    prices = {slug: Price(1, slug, *amounts) for slug, amounts in document.get("prices", {}).items()}
+    return Snapshot(grants=grants, routes=routes, prices=prices, loaded_at=time.monotonic())
 
 
 class PreparedApplication(Application):

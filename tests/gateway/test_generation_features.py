@@ -235,7 +235,8 @@ async def test_a_prompt_that_is_refused_ends_all(gateway: GatewayProcess) -> Non
     connection, submits = await begin(gateway, COMPLETIONS, {"prompt": ["one", "two"]})
     gateway.worker.emit(submits[0].sid, 0, 1, "x")
     message = "the request is longer than any replica can hold"
-    gateway.dispatcher.send(Ended(sid=submits[1].sid, code="refused", message=message))
+    refused = Ended(sid=submits[1].sid, code="refused", message=message, reason="too_long")
+    gateway.dispatcher.send(refused)
     response = await ended(connection)
     error = response.json()["error"]
     assert (response.status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")

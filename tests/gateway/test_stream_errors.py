@@ -54,23 +54,26 @@ async def test_ended_without_a_worker(
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("message", "status", "code"),
+    ("reason", "status", "code", "param"),
     [
-        ("the prompt is longer than any replica can hold", 400, "context_length_exceeded"),
-        ("unservable: the prompt has 90 tokens, 80 can be served", 400, "context_length_exceeded"),
-        ("unservable: token id 60000 is outside the vocabulary of 49152", 400, "invalid_value"),
-        ("misrouted: this worker holds a, not b", 503, "overloaded"),
+        ("too_long", 400, "context_length_exceeded", "messages"),
+        ("unservable", 400, "invalid_value", "messages"),
+        ("invalid_grammar", 400, "invalid_value", "response_format"),
+        ("misrouted", 503, "overloaded", None),
+        ("a reason of a newer worker", 400, "invalid_value", "messages"),
     ],
 )
 async def test_refused_for_good(
-    gateway: GatewayProcess, stream: bool, message: str, status: int, code: str
+    gateway: GatewayProcess, stream: bool, reason: str, status: int, code: str, param: str | None
 ) -> None:
-    """Where trying again cannot help, nothing invites the client to."""
-    task, submit = await begin(gateway, stream=stream)
-    gateway.dispatcher.send(Ended(sid=submit.sid, code="refused", message=message))
+    """Where trying again cannot help, nothing invites the client to. The words decide nothing."""
+    task, submit = await begin(gateway, stream=stream, response_format={"type": "json_object"})
+    message = "misrouted: invalid_grammar, longer than any replica can hold"
+    gateway.dispatcher.send(Ended(sid=submit.sid, code="refused", message=message, reason=reason))
     response = await task
     error = response.json()["error"]
     assert (response.status, error["code"], error["message"]) == (status, code, message)
+    assert error.get("param") == param
     assert ("retry-after" in response.headers) == (status == 503)
     assert gateway.usage_of(submit.request_id).outcome == "error"
 

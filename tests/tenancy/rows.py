@@ -3,6 +3,7 @@
 import json
 import secrets
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,6 +16,7 @@ from tenants.scoping import TenantModel, tenancy_of
 
 # Where plain values would break a check constraint.
 VALUES: dict[str, dict[str, Any]] = {
+    "tenants.Quota": {"key_id": None, "model": "", "burst": None},
     "billing.UsageEvent": {
         "billable_prompt_tokens": 0,
         "billable_cached_tokens": 0,
@@ -83,6 +85,8 @@ def _value(field: "models.Field[Any, Any]") -> Any:
         return False
     if kind == "ArrayField":
         return ["x"]
+    if kind == "DecimalField":
+        return Decimal(1)
     if "Integer" in kind:
         return secrets.randbelow(30_000) + 1
     raise NotImplementedError(f"say in rows.py what a {kind} may hold ({field})")

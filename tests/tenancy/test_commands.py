@@ -12,8 +12,11 @@ from django.core.management import CommandError, call_command
 from billing.models import Price
 from gpuworker.manifest import manifest_build, manifest_write
 from modelsvc.models import ModelRoute
-from tenants.models import ApiKey, AuditEntry, Tenant, User
+from tenants.contracts import QUOTA_NAMES
+from tenants.models import ApiKey, AuditEntry, Quota, Tenant, User
+from tenants.quotas import quota_remove
 from tenants.scoping import operator_scope
+from tenants.selectors import quota_list
 from tests.conftest import Database
 from tests.factories import tenant_create
 
@@ -66,6 +69,8 @@ def test_seeding_makes_what_the_demo_needs(store: Path, tmp_path: Path) -> None:
         assert admin.check_password(content["admin"]["password"])
         assert ModelRoute.objects.get().version.digest == digest
         assert Price.objects.get().model == content["model"]
+        quotas = {(quota.tenant.slug, quota.name) for quota in Quota.unscoped.select_related("tenant")}
+        assert quotas == {(tenant["name"], name) for tenant in content["tenants"] for name in QUOTA_NAMES}
 
 
 def test_seeding_again_changes_nothing(store: Path, tmp_path: Path) -> None:
@@ -80,6 +85,20 @@ def test_seeding_again_changes_nothing(store: Path, tmp_path: Path) -> None:
     with operator_scope():
         assert AuditEntry.unscoped.count() == entries
         assert User.objects.get().password == password
+
+
+def test_a_tenants_quotas_are_left_to_its_operator(store: Path, tmp_path: Path) -> None:
+    _weights_make(store)
+    path = tmp_path / "demo.json"
+    _seed(path)
+    with operator_scope():
+        tenant = Tenant.unscoped.get(slug="acme")
+        quotas = quota_list(tenant_id=tenant.id)
+        for quota in quotas[1:]:
+            quota_remove(tenant_id=tenant.id, quota_id=quota.id, actor="operator")
+    _seed(path)
+    with operator_scope():
+        assert [quota.id for quota in quota_list(tenant_id=tenant.id)] == [quotas[0].id]
 
 
 def test_a_lost_file_replaces_the_secrets(store: Path, tmp_path: Path) -> None:

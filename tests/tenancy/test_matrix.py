@@ -21,7 +21,12 @@ from tests.factories import tenant_create
 from tests.tenancy.rows import row_insert, row_read, tenant_column, tenant_models
 
 MODELS = pytest.mark.parametrize("model", tenant_models(), ids=lambda model: model._meta.label)
-GATEWAY_READS = {"tenants_tenant", "tenants_tenantdatakey", "tenants_apikey"}  # of every tenant
+GATEWAY_READS = {
+    "tenants_tenant",
+    "tenants_tenantdatakey",
+    "tenants_apikey",
+    "tenants_quota",
+}  # of every tenant
 GATEWAY_KEEPS = {"billing_idempotencyrecord"}  # its own records of requests in flight
 
 
@@ -336,13 +341,18 @@ def test_global_tables_are_not_written_by_the_tenant_role(database: Database) ->
 
 # Column lists: what a row is stays as it was written; only its state moves.
 UPDATABLE = {
-    "tenants_tenant": {"status", "zero_retention", "max_output_tokens"},
+    "tenants_tenant": {
+        *("status", "zero_retention", "max_output_tokens"),
+        *("weight", "accepts_smaller_model", "accepts_batch"),
+    },
     "tenants_apikey": {"revoked_at", "max_open_requests"},
     "tenants_member": set(),
     "modelsvc_model": {"name", "owned_by"},
     "modelsvc_modelversion": {"state"},
-    "modelsvc_modelroute": {"version_id", "max_output_tokens", "revision", "updated_at"},
+    "modelsvc_modelroute": {"version_id", "max_output_tokens", "smaller_id", "revision", "updated_at"},
+    "tenants_quota": {"limit", "burst", "updated_at"},
 }
+REMOVABLE = {"tenants_quota"}
 
 
 @pytest.mark.parametrize("role", ["app", "operator"])
@@ -360,7 +370,10 @@ def test_what_names_a_row_is_never_rewritten_or_deleted(database: Database, role
             assert updatable <= columns, table
             assert role == "app" or updatable == columns, table
         for table in (*UPDATABLE, "tenants_user", "auth_group", "django_admin_log"):
-            assert conn.execute("SELECT has_table_privilege(%s, 'DELETE')", [table]).fetchone() == (False,)
+            is_removable = role == "operator" and table in REMOVABLE
+            assert conn.execute("SELECT has_table_privilege(%s, 'DELETE')", [table]).fetchone() == (
+                is_removable,
+            )
 
 
 def test_the_tenant_role_makes_no_tenant(database: Database) -> None:

@@ -14,6 +14,7 @@ from gpuworker.wire.messages import (
     AnyMessage,
     Cancel,
     End,
+    Ended,
     Frame,
     Heartbeat,
     Hello,
@@ -130,6 +131,12 @@ def test_a_newer_peer_may_add_fields_at_the_end() -> None:
     hello = Hello(version=2, role="gateway", id="g", incarnation="i", secret="s")
     body = [*msgspec.msgpack.decode(encode(hello)[4:]), "a field of version 3"]
     assert FrameDecoder().feed(_frame(body)) == [hello]
+
+
+def test_what_an_older_peer_does_not_say_has_its_default() -> None:
+    ended = Ended(sid=1, code="queue_full", message="full", reason="r", name="queue", used=9, limit=9)
+    (received,) = FrameDecoder().feed(_frame(msgspec.msgpack.decode(encode(ended)[4:])[:5]))
+    assert received == Ended(sid=1, code="queue_full", message="full")
 
 
 @given(ids=st.lists(st.integers(0, 2**32 - 1), max_size=50))

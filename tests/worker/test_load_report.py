@@ -1,6 +1,7 @@
 """A report covers whatever was received before it, and says each change once."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,9 @@ from gpuworker.backends.base import BackendStep
 from gpuworker.engine.output import StepOutput
 from gpuworker.engine.stats import EngineStats
 from gpuworker.load_report import PREEMPTIONS_WINDOW_MS, TOKENS_WINDOW_MS, LoadReport
-from gpuworker.wire.messages import RowKey
+from gpuworker.wire.messages import FlowWork, RowKey
+from policy.flow import Flow
+from policy.step_cost import StepCost
 
 IDLE = EngineStats(
     running=0,
@@ -35,7 +38,7 @@ def step(
     cached: tuple[bytes, ...] = (),
     evicted: tuple[bytes, ...] = (),
     prefilled: tuple[RowKey, ...] = (),
-    **stats: int,
+    **stats: Any,
 ) -> BackendStep:
     output = StepOutput(1, prefilled=list(prefilled))
     return BackendStep(
@@ -109,3 +112,35 @@ def test_news_is_what_changes_a_placement(report: LoadReport) -> None:
         report.update(changed)
         assert report.has_news
         report.take(1)
+
+
+def worked(tenant: str, us: int) -> BackendStep:
+    return BackendStep(StepOutput(1, work=[(Flow(tenant, "interactive"), us)]), IDLE)
+
+
+def test_machine_time_is_news_when_it_adds_up_and_a_new_dispatcher_hears_all_of_it(
+    report: LoadReport,
+) -> None:
+    report.update(worked("a", 70_000))
+    assert not report.has_news
+    report.update(worked("b", 40_000))
+    assert report.has_news
+    assert report.take(1_000).work == [
+        FlowWork("a", "interactive", 70_000),
+        FlowWork("b", "interactive", 40_000),
+    ]
+    assert not report.has_news
+    report.update(worked("b", 1))
+    assert report.take(2_000).work == [FlowWork("b", "interactive", 40_001)]
+    report.restart([])
+    told = report.take(2_001)
+    assert (told.cache_reset, len(told.work)) == (True, 2)
+
+
+def test_what_steps_cost_is_told_when_it_is_measured(report: LoadReport) -> None:
+    assert (report.take(1).cost, report.take(1).row_limit) == ([], 0)
+    stats = replace(IDLE, cost=StepCost(5.0, 4.0, 3.0, 2.0, 1.0), row_limit=7)
+    report.update(BackendStep(StepOutput(1), stats))
+    told = report.take(2)
+    assert StepCost(*told.cost) == stats.cost
+    assert told.row_limit == 7

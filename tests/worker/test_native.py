@@ -65,6 +65,11 @@ async def test_rows_decode_together_as_they_do_alone(stage: Stage) -> None:
         assert gateway.text(100 + sid) == gateway.text(sid)
         assert gateway.ends[sid].output_tokens == 20
     assert len({gateway.text(sid) for sid in prompts}) > 1
+    # And what it cost the machine was told, and is no longer than it took
+    told = [work for report in stage.dispatcher.reports for work in report.work]
+    lived_s = stage.dispatcher.report_times[-1] - stage.dispatcher.report_times[0]
+    assert 0 < max(work.total_us for work in told) <= 1e6 * lived_s
+    assert len(stage.dispatcher.reports[-1].cost) == 5
 
 
 @pytest.mark.parametrize(

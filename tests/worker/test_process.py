@@ -118,6 +118,15 @@ async def test_collecting_goes_on_where_it_stopped_and_survives_a_lost_answer(st
         assert {record.request_id for record in other.records} == {"request-99"}, "nothing was acknowledged"
 
 
+async def test_batch_that_became_urgent_is_billed_as_batch(stage: Stage) -> None:
+    await stage.start()
+    gateway = await stage.gateway()
+    stage.run(gateway, 1, "late", max_tokens=2, klass="batch_urgent")
+    await gateway.until_ended(1)
+    records = await usage_until_ended(stage.worker.address, "request-1")
+    assert records["request-1"].klass == "batch"
+
+
 async def test_a_failing_disk_ends_the_process(stage: Stage) -> None:
     limited = (
         "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"

@@ -28,7 +28,7 @@ from tests.worker.support import submit_make
         ({"prompt": b""}, "unservable"),
         ({"prompt": b"\x01\x00\x00"}, "unservable"),
         ({"prompt": pack_ids([70_000])}, "unservable"),
-        ({"prompt": pack_ids([65] * 4096)}, "unservable"),
+        ({"prompt": pack_ids([65] * 4096)}, "too_long"),
         ({"max_tokens": 0}, "unservable"),
         ({"sampling": Sampling(temperature=-1.0)}, "unservable"),
         ({"sampling": Sampling(top_p=0.0)}, "unservable"),

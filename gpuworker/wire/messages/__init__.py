@@ -18,16 +18,19 @@ from gpuworker.wire.messages.base import (
     pack_ids,
     unpack_ids,
 )
-from gpuworker.wire.messages.fleet import FleetState, GatewayView, QueueView, WorkerView
+from gpuworker.wire.messages.fleet import FleetState, FlowView, GatewayView, QueueView, WorkerView
 from gpuworker.wire.messages.greeting import Capacity, Heartbeat, Hello, Refusal, Welcome
 from gpuworker.wire.messages.placing import (
     CancelRow,
     Ended,
+    FlowWork,
     GatewayGone,
     Placed,
+    Pressure,
     Refused,
     Report,
     Run,
+    Shares,
     WorkerDown,
     WorkerUp,
 )
@@ -39,6 +42,8 @@ HEARTBEAT_MS = 250
 SUSPECT_MS = 750
 DEAD_MS = 1500
 FLEET_MS = 500
+FLEET_FLOWS = 64
+SHARES_MS = 5_000
 CHECKPOINT_TOKENS = 64
 
 AnyMessage = (
@@ -59,6 +64,8 @@ AnyMessage = (
     | GatewayGone
     | Report
     | Refused
+    | Shares
+    | Pressure
     | Frame
     | KvBlocks
     | Collect
@@ -69,9 +76,11 @@ AnyMessage = (
 __all__ = [
     "CHECKPOINT_TOKENS",
     "DEAD_MS",
+    "FLEET_FLOWS",
     "FLEET_MS",
     "HEARTBEAT_MS",
     "PROTOCOL_VERSION",
+    "SHARES_MS",
     "SUSPECT_MS",
     "AnyMessage",
     "Cancel",
@@ -83,6 +92,8 @@ __all__ = [
     "End",
     "Ended",
     "FleetState",
+    "FlowView",
+    "FlowWork",
     "Frame",
     "GatewayGone",
     "GatewayView",
@@ -93,6 +104,7 @@ __all__ = [
     "Message",
     "Pause",
     "Placed",
+    "Pressure",
     "PromptLogprobs",
     "QueueView",
     "Refusal",
@@ -102,6 +114,7 @@ __all__ = [
     "RowKey",
     "Run",
     "Sampling",
+    "Shares",
     "Submit",
     "TokenLogprobs",
     "UsageCheckpoint",

@@ -36,6 +36,20 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     klass: str
     depth: int
     oldest_ms: int
+    tenants: int = 0  # that wait
+    level: int = 0  # of degradation, as in Pressure
+    wait_ms: int = 0  # expected of a new request
+
+
+class FlowView(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant's requests of one class and model."""
+
+    model: str
+    tenant: str
+    klass: str
+    queued: int
+    running: int
+    work_ms_per_s: float  # machine time, over the last seconds, in the whole fleet
 
 
 class GatewayView(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,3 +69,4 @@ class FleetState(Message, frozen=True):
     submitted: int  # since start
     refused: int
     tokens_per_s: float
+    flows: list[FlowView] = []  # the FLEET_FLOWS with most queued work

@@ -1,5 +1,7 @@
 """What the dispatcher decides, and what workers tell it for that."""
 
+import msgspec
+
 from gpuworker.wire.messages.base import Message, RowKey
 from gpuworker.wire.messages.request import Submit
 
@@ -28,12 +30,17 @@ class Placed(Message, frozen=True):
 
 
 class Ended(Message, frozen=True):
-    """Ended without a worker: cancelled, deadline_exceeded, queue_full, no_replica, refused."""
+    """Ended without a worker: cancelled, deadline_exceeded, queue_full, deadline_unmeetable, shed, no_replica
+    or refused."""
 
     sid: int
     code: str
     message: str
     retry_after_ms: int = 0
+    reason: str = ""  # of `refused`: as Refused.code
+    name: str = ""  # of the limit that was met, how much of it is used, and what it is
+    used: int = 0
+    limit: int = 0
 
 
 class Run(Message, frozen=True):
@@ -53,6 +60,30 @@ class GatewayGone(Message, frozen=True):
     """The gateway stopped heart-beating: end all its rows with reason gateway_lost."""
 
     gateway: str
+
+
+class Shares(Message, frozen=True):
+    """Dispatcher to worker: these flows are over their share in the whole fleet, so they yield in this worker
+    too. All that are; said on change and every second, and no longer true after SHARES_MS without another."""
+
+    digest: str
+    over: list[tuple[str, str]]  # tenant, class
+
+
+class Pressure(Message, frozen=True):
+    """Dispatcher to gateways, on change and every second: how far a model's degradation goes."""
+
+    digest: str
+    level: int  # 0: none, to 5
+    wait_ms: int  # that a new interactive request is expected to wait
+
+
+class FlowWork(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Machine time of one tenant's rows of one class."""
+
+    tenant: str
+    klass: str
+    total_us: int  # since this worker's start; 0: it was forgotten, and begins at 0 should it come again
 
 
 class Report(Message, frozen=True):
@@ -81,11 +112,14 @@ class Report(Message, frozen=True):
     paused: int = 0  # rows that keep their KV and get no tokens
     preemptions_per_min: float = 0.0  # over the last minute
     draining: bool = False  # it takes nothing more, neither rows nor prompts of other workers
+    cost: list[float] = []  # milliseconds, in the order of policy.step_cost.StepCost; empty: not measured
+    row_limit: int = 0  # rows that decode within the target latency; 0: unknown
+    work: list[FlowWork] = []  # flows that changed; with `cache_reset` all: others begin at 0
 
 
 class Refused(Message, frozen=True):
     """The worker did not take the row. Nothing was computed, nothing is held."""
 
     row: RowKey
-    code: str  # misrouted | capacity | draining | unservable | invalid_request | invalid_grammar
+    code: str  # misrouted | capacity | draining | too_long | unservable | invalid_grammar
     message: str

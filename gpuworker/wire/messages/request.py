@@ -34,7 +34,7 @@ class Submit(Message, frozen=True):
     tenant: str  # UUID of the tenant, from the API key
     model: str
     digest: str  # weights this request must run on
-    klass: str  # interactive | batch
+    klass: str  # interactive | batch; in a Run also batch_urgent: batch whose deadline is near
     prompt: bytes  # packed ids
     max_tokens: int
     sampling: Sampling
@@ -48,6 +48,7 @@ class Submit(Message, frozen=True):
     grammar: Grammar | None = None
     weight: float = 1.0  # of the tenant, in shares of machine time
     cache_salt: str = ""  # narrows the sharing of cached prefixes within the tenant
+    expected_tokens: int = 0  # output of all choices, as learned from this tenant; 0: nothing was
 
 
 class Cancel(Message, frozen=True):

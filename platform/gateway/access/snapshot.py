@@ -1,4 +1,4 @@
-"""Keys and routes in memory: loaded from PostgreSQL, reloaded on NOTIFY and every 30 s.
+"""Keys, quotas, routes and prices in memory: loaded from PostgreSQL, reloaded on NOTIFY and every 30 s.
 
 While PostgreSQL is away the last snapshot keeps serving; `loaded_at` says how old it is.
 """
@@ -6,12 +6,14 @@ While PostgreSQL is away the last snapshot keeps serving; `loaded_at` says how o
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
+from billing.contracts import Price
+from billing.prices import prices_load
 from modelsvc.contracts import ModelRoute
 from modelsvc.routes import routes_load
 from tenants.contracts import KeyGrant
@@ -32,6 +34,7 @@ class Snapshot:
     grants: dict[str, KeyGrant]  # by public id
     routes: dict[str, ModelRoute]  # by slug
     loaded_at: float  # monotonic
+    prices: Mapping[str, Price] = field(default_factory=dict)  # by slug: what counts now
 
 
 class SnapshotFeed:
@@ -76,9 +79,11 @@ class SnapshotFeed:
     async def _load(self, conn: psycopg.AsyncConnection[Any]) -> None:
         grants = await grants_load(conn, self._master_keys)
         routes = await routes_load(conn)
+        prices = await prices_load(conn)
         self.current = Snapshot(
             grants={grant.public_id: grant for grant in grants},
             routes={route.slug: route for route in routes},
             loaded_at=time.monotonic(),
+            prices={price.model: price for price in prices},
         )
         self._on_change(self.current)

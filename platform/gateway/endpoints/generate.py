@@ -10,6 +10,9 @@ from gateway.runtime import Gateway
 from gateway.serving.admission import key_authenticate, slot
 from gateway.serving.serve import serve
 from gateway.serving.submission import Call
+from tenants.contracts import KeyGrant
+
+_QUOTA_HEADER = b"ratelimit"
 
 
 async def generate(dialect: Dialect, gateway: Gateway, exchange: Exchange) -> None:
@@ -25,8 +28,10 @@ async def generate(dialect: Dialect, gateway: Gateway, exchange: Exchange) -> No
         watch = Watch(exchange)
         try:
             served = await serve(gateway, call, is_gone=lambda: watch.has_left)
-        except BaseException:
+        except BaseException as error:
             watch.close()
+            if isinstance(error, ApiError):
+                _quotas_say(gateway, grant, error)
             raise
         finally:
             del body, call
@@ -39,3 +44,9 @@ async def generate(dialect: Dialect, gateway: Gateway, exchange: Exchange) -> No
             except ApiError as error:
                 error.headers += served.headers
                 raise
+
+
+def _quotas_say(gateway: Gateway, grant: KeyGrant, error: ApiError) -> None:
+    """A refusal says what is left, too, even where nothing was reserved yet."""
+    if all(name != _QUOTA_HEADER for name, _ in error.headers):
+        error.headers += gateway.quotas.headers(grant)

@@ -10,6 +10,7 @@ import msgspec
 
 from billing.contracts import UsageRecord
 from billing.idempotency import StoreUnavailable
+from billing.pricing import billable_tokens, cost_micro_usd
 from gateway.answer_parts import ChoiceEnd, Finished, Usage
 from gateway.answers.recorder import Recorder
 from gateway.errors import ApiError
@@ -108,6 +109,7 @@ class Conclusions:
         )
         for record, stream in zip(records, job.streams, strict=True):
             self._measure(job, stream, record)
+        _reservation_settle(job, records)
         try:
             if len(records) == 1:  # nearly always: a task less
                 await self._spool.append(records[0])
@@ -130,6 +132,23 @@ class Conclusions:
         metrics.tokens.labels(model, "output").inc(record.output_tokens)
         if stream.first_token_at:
             metrics.ttft.labels(model).observe(stream.first_token_at - job.accepted_at)
+
+
+def _reservation_settle(job: Job, records: list[UsageRecord]) -> None:
+    """What was used is what bills. A request that never ran takes nothing, not even of requests a minute."""
+    has_run = any(record.prompt_tokens for record in records)
+    if not has_run and job.failure is not None:
+        job.reservation.cancel()
+        return
+    price = job.price
+    billable = [billable_tokens(record) for record in records]
+    job.reservation.settle(
+        prompt_tokens=sum(record.prompt_tokens for record in records),
+        cached_tokens=sum(record.cached_tokens for record in records),
+        output_tokens=sum(record.output_tokens for record in records),
+        cost_micro_usd=0 if price is None else sum(cost_micro_usd(price, *tokens) for tokens in billable),
+        is_whole=job.failure is None and job.is_complete,
+    )
 
 
 def _choice_ends(job: Job, stream: Stream) -> list[ChoiceEnd]:

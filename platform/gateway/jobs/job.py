@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from billing.contracts import Price
 from gateway.access.revocation import revoked
 from gateway.answer_parts import Sink
 from gateway.errors import ApiError, deadline_exceeded
@@ -19,6 +20,7 @@ from tenants.contracts import KeyGrant
 
 if TYPE_CHECKING:
     from gateway.answers.recorder import Recorder
+    from gateway.quotas.quotas import Reservation
 
 _CANCEL_REASONS = {
     "deadline_exceeded": "deadline",
@@ -43,8 +45,10 @@ class Job:
         "is_concluding",
         "is_stream",
         "names",
+        "price",
         "recorder",
         "request_id",
+        "reservation",
         "route",
         "sink",
         "stop_token_ids",
@@ -61,6 +65,8 @@ class Job:
         generation: Generation,
         sink: Sink,
         recorder: "Recorder | None",
+        reservation: "Reservation",
+        price: Price | None,
         accepted_at: float,
         deadline_at: float,
         cancel: Callable[[Stream, str], None],
@@ -75,6 +81,8 @@ class Job:
         self.names = generation.names
         self.sink = sink
         self.recorder = recorder
+        self.reservation = reservation
+        self.price = price
         self.accepted_at = accepted_at
         self.deadline_at = deadline_at
         self.streams: list[Stream] = []

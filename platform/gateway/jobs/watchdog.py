@@ -46,6 +46,7 @@ class Watchdog:
     def _job_check(self, job: Job, now: float) -> None:
         if now > job.deadline_at + self._limits.deadline_grace_s and job.failure is None:
             job.fail_late("the deadline passed")
+        job.reservation.produced(sum(stream.output_tokens for stream in job.streams))
         for stream in job.streams:
             if stream.is_settled:
                 continue

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from gateway.openapi import errors, examples, parameters
+from gateway.openapi import errors, examples, parameters, response_headers
 from gateway.openapi.operations import OPERATIONS, TAGS, Operation
 from gateway.openapi.schemas import Schemas
 from gateway.openapi.snippets import snippets_make
@@ -109,9 +109,9 @@ def _success(operation: Operation, schemas: Schemas) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": _event(operation, schemas)}
         if dialect is not None and example is not None:
             content["text/event-stream"]["example"] = examples.stream_make(dialect, example)
-    headers = _headers(
-        parameters.REPLAYED_HEADER if parameters.IDEMPOTENCY_KEY in operation.parameters else {}
-    )
+    headers = _headers()
+    if parameters.IDEMPOTENCY_KEY in operation.parameters:
+        headers = _headers(response_headers.REPLAYED | response_headers.QUOTA | response_headers.DEGRADED)
     response: dict[str, Any] = {"description": _success_description(operation), "headers": headers}
     if content:
         response["content"] = content
@@ -147,13 +147,13 @@ def _success_description(operation: Operation) -> str:
 
 
 def _failure(family: errors.ErrorFamily, status: int, codes: list[str]) -> dict[str, Any]:
-    more: dict[str, Any] = {}
+    more: response_headers.Headers = {}
     if status in _RETRIED:
-        more = parameters.RETRY_HEADERS
+        more = response_headers.RETRY
     elif status == 401:
-        more = parameters.CHALLENGE_HEADER
+        more = response_headers.CHALLENGE
     elif status == 426:
-        more = parameters.UPGRADE_HEADERS
+        more = response_headers.UPGRADE
     lines = [f"- `{code}`: {errors.MEANINGS[code]}" for code in codes]
     return {
         "description": "\n".join(lines),
@@ -163,5 +163,5 @@ def _failure(family: errors.ErrorFamily, status: int, codes: list[str]) -> dict[
     }
 
 
-def _headers(more: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-    return copy.deepcopy(parameters.RESPONSE_HEADERS | (more or {}))
+def _headers(more: response_headers.Headers | None = None) -> response_headers.Headers:
+    return copy.deepcopy(response_headers.EVERY | (more or {}))

@@ -20,6 +20,7 @@ MEANINGS = {
     "unsupported_parameter": "The parameter asks for something that is not offered here.",
     "context_length_exceeded": "Prompt and output together do not fit the model's context.",
     "output_limit_exceeded": "More output is asked for than the tenant or the model may have.",
+    "request_exceeds_quota": "The request alone is larger than what its quota can ever hold.",
     "invalid_api_key": "There is no API key, or not a live one.",
     "insufficient_scope": "The key lacks the scope that this endpoint needs.",
     "model_not_allowed": "The key may not use this model.",
@@ -37,7 +38,11 @@ MEANINGS = {
     "idempotency_key_reused": "The idempotency key was used with another request.",
     "upgrade_required": "This is a WebSocket: open it with an upgrade.",
     "queue_full": "Too many requests wait for this model.",
-    "concurrent_requests": "The key has as many requests open as it may.",
+    "deadline_unmeetable": "So much waits that this request would not begin before its deadline.",
+    "concurrent_requests": "The key, or its tenant, has as many requests open as it may.",
+    "requests_per_minute": "As many requests as are allowed in a minute were made.",
+    "tokens_per_minute": "As many tokens as are allowed in a minute were used, or are reserved.",
+    "insufficient_quota": "The budget of this day or month is spent.",
     "headers_too_large": "The headers are larger than 32 KiB, or there are more than 100.",
     "internal_error": "A defect of the gateway.",
     "engine_error": "A defect of the engine.",
@@ -72,9 +77,11 @@ BODY = (
     "unsupported_encoding",
 )
 MODEL = ("model_not_allowed", "model_not_found", "context_length_exceeded")
+QUOTA = ("request_exceeds_quota", "requests_per_minute", "tokens_per_minute", "insufficient_quota")
 RUN = (
     "output_limit_exceeded",
     "queue_full",
+    "deadline_unmeetable",
     "engine_error",
     "stream_gap",
     "usage_not_recorded",
@@ -84,7 +91,7 @@ RUN = (
     "deadline_exceeded",
 )
 IDEMPOTENCY = ("request_in_progress", "replay_not_available", "idempotency_key_reused")
-GENERATION = (*SCOPE, *SLOT, *BODY, *MODEL, *RUN, *IDEMPOTENCY)
+GENERATION = (*SCOPE, *SLOT, *BODY, *MODEL, *QUOTA, *RUN, *IDEMPOTENCY)
 
 
 @dataclass(frozen=True, slots=True)

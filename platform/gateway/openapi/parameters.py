@@ -1,4 +1,4 @@
-"""What a request may say outside its body, and what a response says outside its own."""
+"""What a request may say outside its body."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -92,43 +92,3 @@ DEADLINE = Parameter(
     {"type": "number", "minimum": 1},
     "Milliseconds after which the request is ended; at most 600,000.",
 )
-
-RESPONSE_HEADERS: dict[str, dict[str, Any]] = {
-    "X-Request-Id": {"schema": {"type": "string", "format": "uuid"}, "description": "Names the request."},
-    "OpenAI-Processing-Ms": {
-        "schema": {"type": "integer", "minimum": 0},
-        "description": "Until the response began.",
-    },
-}
-REPLAYED_HEADER: dict[str, dict[str, Any]] = {
-    "Idempotent-Replayed": {
-        "schema": {"type": "string", "enum": ["true"]},
-        "description": "The answer is another request's, with the same idempotency key.",
-    }
-}
-RETRY_HEADERS: dict[str, dict[str, Any]] = {
-    "Retry-After": {
-        "schema": {"type": "integer", "minimum": 1, "maximum": 60},
-        "description": "Seconds to wait before the next attempt.",
-    },
-    "Retry-After-Ms": {
-        "schema": {"type": "integer", "minimum": 1, "maximum": 60_000},
-        "description": "The same in milliseconds.",
-    },
-    "X-Sluice-Limit": {
-        "schema": {"type": "string"},
-        "description": "The body's `limit` object: which limit, whose, how much is used, when it clears.",
-    },
-}
-UPGRADE_HEADERS: dict[str, dict[str, Any]] = {
-    "Upgrade": {
-        "schema": {"type": "string", "enum": ["websocket"]},
-        "description": "What the connection has to be upgraded to.",
-    }
-}
-CHALLENGE_HEADER: dict[str, dict[str, Any]] = {
-    "WWW-Authenticate": {
-        "schema": {"type": "string", "enum": ["Bearer"]},
-        "description": "How to send a key.",
-    }
-}

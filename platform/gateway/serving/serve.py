@@ -17,10 +17,12 @@ from gateway.answers.stream_id import StreamId
 from gateway.errors import ApiError, stopping
 from gateway.http.exchange import ClientLeft
 from gateway.jobs.job import Job
+from gateway.quotas.quotas import Reservation
 from gateway.runtime import Gateway
 from gateway.serving.attachment import attach, in_progress, replay
 from gateway.serving.claiming import claim, let_go
 from gateway.serving.idempotency import fingerprint_of, key_of
+from gateway.serving.reserving import reserve
 from gateway.serving.submission import Call, Prepared, prepare, submit
 from gateway.token_log.entries import Opened
 
@@ -42,7 +44,7 @@ async def serve(
     is_resumable = prepared.generation.resumable or is_resume_asked
     is_resumable &= prepared.generation.stream and not call.grant.zero_retention
     if key is None:
-        return _compute(gateway, prepared, framing_for, call.request_id, is_resumable=is_resumable)
+        return await _compute(gateway, prepared, framing_for, call.request_id, is_resumable=is_resumable)
     fingerprint, wait_s = fingerprint_of(call.body, call.path, call.grant.data_key), _FIRST_WAIT_S
     while True:
         found = await claim(gateway, call.grant, key, fingerprint, call.request_id)
@@ -115,7 +117,7 @@ async def _compute_claimed(
     try:
         if is_gone():
             raise ClientLeft
-        return _compute(
+        return await _compute(
             gateway, prepared, framing_for, claim.request_id, claim=claim, is_resumable=is_resumable
         )
     except BaseException:
@@ -123,7 +125,7 @@ async def _compute_claimed(
         raise
 
 
-def _compute(
+async def _compute(
     gateway: Gateway,
     prepared: Prepared,
     framing_for: FramingFor,
@@ -132,6 +134,26 @@ def _compute(
     claim: Claim | None = None,
     is_resumable: bool,
 ) -> Served:
+    reservation = await reserve(gateway, prepared)
+    try:
+        return _begin(gateway, prepared, framing_for, request_id, reservation, claim, is_resumable)
+    except BaseException as error:
+        reservation.cancel()
+        if isinstance(error, ApiError):
+            error.headers += reservation.headers
+        raise
+
+
+def _begin(
+    gateway: Gateway,
+    prepared: Prepared,
+    framing_for: FramingFor,
+    request_id: UUID,
+    reservation: Reservation,
+    claim: Claim | None,
+    is_resumable: bool,
+) -> Served:
+    """Raises ApiError when nothing was submitted."""
     call, ask, head = prepared.call, prepared.ask, prepared.head(request_id)
     attempt = 1 if claim is None else claim.attempt
     stream_id = str(StreamId(request_id, attempt))
@@ -148,7 +170,15 @@ def _compute(
         recorder = _recorder_make(gateway, prepared, request_id, attempt, claim, answer)
     sink = recorder or answer
     try:
-        job = submit(gateway, prepared, request_id=request_id, attempt=attempt, sink=sink, recorder=recorder)
+        job = submit(
+            gateway,
+            prepared,
+            request_id=request_id,
+            attempt=attempt,
+            sink=sink,
+            reservation=reservation,
+            recorder=recorder,
+        )
     except BaseException:
         if recorder is not None:
             recorder.abandon()
@@ -156,7 +186,10 @@ def _compute(
     if recorder is None:
         answer.on_backlog = partial(gateway.upstream.pause, job.streams)
     grace_s = gateway.limits.resume_grace_s if is_resumable else 0.0
-    return Served(answer, request_id, call.grant, partial(_leave, gateway, job, answer, grace_s))
+    headers = [*reservation.headers, *prepared.degradation.headers()]
+    return Served(
+        answer, request_id, call.grant, partial(_leave, gateway, job, answer, grace_s), headers=headers
+    )
 
 
 def _recorder_make(

@@ -12,9 +12,12 @@ from gateway.dialects.base import Ask, Dialect
 from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.generation import Generation
 from gateway.jobs.job import Job
-from gateway.prompts.tokenization import ModelTokenizer, context_length_error
+from gateway.prompts.tokenization import ModelTokenizer
+from gateway.quotas.quotas import Reservation
 from gateway.runtime import Gateway
+from gateway.serving.bounds import logprobs_judge, max_tokens_of, token_ids_judge
 from gateway.serving.deadline import deadline_at
+from gateway.serving.degrading import DOES_NOT_FIT, Degradation, output_shorten, smaller_route
 from gateway.upstream.stream import Stream
 from gpuworker.manifest import WeightsMismatch
 from gpuworker.wire.messages import Submit, pack_ids
@@ -22,7 +25,6 @@ from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant
 
 MAX_PROMPTS = 128  # of one request: their usage rows have ids that follow each other
-MAX_LOGPROBS = 500_000  # of one request: tokens times alternatives
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Prepared:
     prompts: list[list[int]]  # token ids
     max_tokens: list[int]  # of each prompt's choices
     deadline_at: float
+    degradation: Degradation
 
     @property
     def generation(self) -> Generation:
@@ -73,22 +76,37 @@ class Prepared:
 async def prepare(gateway: Gateway, call: Call) -> Prepared:
     """Raises ApiError. Holds nothing."""
     ask = call.dialect.parse(call.body)
-    generation = ask.generation
     deadline = deadline_at(
         call.headers,
         request_id=call.request_id,
         started_at=call.started_at,
-        is_stream=generation.stream,
+        is_stream=ask.generation.stream,
         max_s=gateway.limits.max_deadline_s,
     )
-    route = gateway.route(call.grant, generation.model)
+    route = gateway.route(call.grant, ask.generation.model)
+    level = gateway.upstream.pressure.level(route.digest)
+    if smaller := smaller_route(gateway, call.grant, route, level):
+        try:
+            return await _fitted(gateway, call, ask, smaller, deadline, Degradation.to(smaller, level))
+        except ApiError as error:
+            if error.code not in DOES_NOT_FIT:
+                raise
+    return await _fitted(gateway, call, ask, route, deadline, Degradation(level))
+
+
+async def _fitted(
+    gateway: Gateway, call: Call, ask: Ask, route: ModelRoute, deadline: float, degradation: Degradation
+) -> Prepared:
+    """For that model. Raises ApiError."""
+    generation = ask.generation
     tokenizer = await tokenizer_get(gateway, route)
     context = gateway.max_context_tokens(route)
-    _token_ids_judge(generation, tokenizer.vocabulary_size)
+    token_ids_judge(generation, tokenizer.vocabulary_size)
     param, keep = generation.names.prompt, generation.truncate_prompt_tokens
     prompts = await tokenizer.encode_all(generation.prompts, context, param=param, keep=keep)
-    max_tokens = [_max_tokens(gateway, call.grant, route, generation, context, len(ids)) for ids in prompts]
-    _logprobs_judge(generation, sum(map(len, prompts)), sum(max_tokens))
+    max_tokens = [max_tokens_of(gateway, call.grant, route, generation, context, len(ids)) for ids in prompts]
+    max_tokens = output_shorten(gateway, call.grant, route, generation, max_tokens, degradation)
+    logprobs_judge(generation, sum(map(len, prompts)), sum(max_tokens))
     return Prepared(
         call=call,
         ask=ask,
@@ -97,6 +115,7 @@ async def prepare(gateway: Gateway, call: Call) -> Prepared:
         prompts=prompts,
         max_tokens=max_tokens,
         deadline_at=deadline,
+        degradation=degradation,
     )
 
 
@@ -118,9 +137,10 @@ def submit(
     request_id: UUID,
     attempt: int,
     sink: Sink,
+    reservation: Reservation,
     recorder: Recorder | None = None,
 ) -> Job:
-    """Raises ApiError when nothing could be submitted; then nothing is held."""
+    """Raises ApiError when nothing could be submitted; then nothing is held but the reservation."""
     call, now = prepared.call, time.monotonic()
     job = Job(
         request_id=request_id,
@@ -130,6 +150,8 @@ def submit(
         generation=prepared.generation,
         sink=sink,
         recorder=recorder,
+        reservation=reservation,
+        price=gateway.snapshot().prices.get(prepared.route.slug),
         accepted_at=call.started_at,
         deadline_at=prepared.deadline_at,
         cancel=gateway.upstream.cancel,
@@ -174,73 +196,7 @@ def _submit_message(
         n=generation.n,
         echo=generation.echo,
         cache_salt=generation.cache_salt,
+        weight=grant.weight,
+        expected_tokens=generation.n
+        * gateway.quotas.expected_tokens(grant.tenant_id, route.slug, prepared.max_tokens[index]),
     )
-
-
-def _max_tokens(
-    gateway: Gateway,
-    grant: KeyGrant,
-    route: ModelRoute,
-    generation: Generation,
-    context: int,
-    prompt_tokens: int,
-) -> int:
-    names, asked = generation.names, generation.max_tokens
-    if not prompt_tokens:
-        raise ApiError("invalid_value", "the prompt is empty", param=names.prompt)
-    remaining = context - prompt_tokens
-    if asked == 0 and remaining >= 0:
-        return 0
-    if remaining < 1:
-        raise context_length_error(context, prompt_tokens, param=names.prompt)
-    wanted, param = (
-        (asked, names.max_tokens) if asked is not None else (generation.sampling.min_tokens, "min_tokens")
-    )
-    if wanted > remaining:
-        raise ApiError(
-            "context_length_exceeded",
-            f"the prompt has {prompt_tokens} tokens and {wanted} more are asked for; "
-            f"this model's context is {context} tokens",
-            param=param,
-        )
-    bounds = [bound for bound in (grant.max_output_tokens, route.max_output_tokens) if bound is not None]
-    if bounds and wanted > min(bounds):
-        is_tenants = grant.max_output_tokens == min(bounds)
-        raise ApiError(
-            "output_limit_exceeded",
-            f"{wanted} output tokens are asked for; at most {min(bounds)} are allowed",
-            param=param,
-            limit=LimitDetail(
-                name="output_tokens",
-                scope="tenant" if is_tenants else "model",
-                subject=grant.tenant_name if is_tenants else route.slug,
-                limit=min(bounds),
-            ),
-        )
-    if asked is not None:
-        return asked
-    return min(remaining, max(gateway.limits.default_max_tokens, wanted), *bounds)
-
-
-def _token_ids_judge(generation: Generation, vocabulary_size: int) -> None:
-    named = {
-        "logit_bias": [token for token, _ in generation.sampling.logit_bias],
-        "stop_token_ids": generation.stop_token_ids,
-    }
-    for param, ids in named.items():
-        if ids and max(ids) >= vocabulary_size:
-            rule = f"{param} must name tokens between 0 and {vocabulary_size - 1}"
-            raise ApiError("invalid_value", rule, param=param)
-
-
-def _logprobs_judge(generation: Generation, prompt_tokens: int, max_tokens: int) -> None:
-    """Each one is some hundred bytes of an answer that is built in one piece."""
-    sampling = generation.sampling
-    of_prompts = prompt_tokens * (1 + sampling.prompt_logprobs)
-    of_output = max_tokens * generation.n * (1 + sampling.logprobs)
-    if of_prompts + of_output > MAX_LOGPROBS:
-        raise ApiError(
-            "invalid_value",
-            f"up to {of_prompts + of_output} log probabilities are asked for, of at most {MAX_LOGPROBS}",
-            param="logprobs" if of_output > of_prompts else "prompt_logprobs",
-        )

@@ -7,6 +7,7 @@ from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.metrics import Metrics
 from gateway.settings import Settings
 from gateway.upstream.link import Link
+from gateway.upstream.pressure import PressureBoard
 from gateway.upstream.replicas import Replicas
 from gateway.upstream.stream import Stream
 from gpuworker.wire.messages import (
@@ -17,6 +18,7 @@ from gpuworker.wire.messages import (
     Hello,
     Pause,
     Placed,
+    Pressure,
     Resume,
     WorkerDown,
     WorkerUp,
@@ -35,6 +37,7 @@ class Upstream:
         self.streams: dict[int, Stream] = {}
         self.dispatcher_lost_at = time.monotonic()  # 0 while connected
         self.dispatcher_joined_at = 0.0
+        self.pressure = PressureBoard()
         self._last_sid = 0
         hello = Hello(
             version=PROTOCOL_VERSION,
@@ -126,22 +129,26 @@ class Upstream:
             case Ended():
                 if stream := self.streams.get(message.sid):
                     _end(stream, message)
+            case Pressure():
+                self.pressure.said(message)
             case WorkerUp():
                 self.replicas.up(message)
             case WorkerDown():
                 self.replicas.down(message)
 
 
-def _refusal(stream: Stream, message: str) -> ApiError:
+def _refusal(stream: Stream, ended: Ended) -> ApiError:
     """No replica will ever take it, so the client must not try again."""
-    if message.startswith("misrouted"):  # our defect, not the request's
-        return overloaded(message)
-    names = stream.owner.names
-    if message.startswith("invalid_grammar"):
-        return ApiError("invalid_value", message, param=names.grammar)
-    is_too_long = "longer than any replica" in message or "can be served" in message
-    code = "context_length_exceeded" if is_too_long else "invalid_value"
-    return ApiError(code, message, param=names.prompt)
+    names, message = stream.owner.names, ended.message
+    match ended.reason:
+        case "misrouted":  # our defect, not the request's
+            return overloaded(message)
+        case "invalid_grammar":
+            return ApiError("invalid_value", message, param=names.grammar)
+        case "too_long":
+            return ApiError("context_length_exceeded", message, param=names.prompt)
+        case _:
+            return ApiError("invalid_value", message, param=names.prompt)
 
 
 def _end(stream: Stream, ended: Ended) -> None:
@@ -151,17 +158,23 @@ def _end(stream: Stream, ended: Ended) -> None:
     retry_after_ms = ended.retry_after_ms or 1_000
     fail = stream.owner.fail
     match ended.code:
-        case "queue_full":
+        case "queue_full" | "deadline_unmeetable" | "shed":
             limit = LimitDetail(
-                name="queue", scope="model", subject=stream.submit.model, clears_in_ms=retry_after_ms
+                name=ended.name or "queue",
+                scope="model",
+                subject=stream.submit.model,
+                used=ended.used or None,
+                limit=ended.limit or None,
+                clears_in_ms=retry_after_ms,
             )
-            fail(ApiError("queue_full", ended.message, retry_after_ms=retry_after_ms, limit=limit))
+            code = "queue_full" if ended.code == "shed" else ended.code
+            fail(ApiError(code, ended.message, retry_after_ms=retry_after_ms, limit=limit))
         case "deadline_exceeded" | "deadline":
             stream.owner.fail_late(ended.message)
         case "cancelled":
             fail(ApiError("request_cancelled", ended.message, retry_after_ms=retry_after_ms))
         case "refused":
-            fail(_refusal(stream, ended.message))
+            fail(_refusal(stream, ended))
         case _:
             limit = LimitDetail(name="replicas", scope="model", subject=stream.submit.model)
             fail(overloaded(ended.message, retry_after_ms, limit=limit))

@@ -1,12 +1,13 @@
 """The JSON frames of `/v1/stream`, both ways. docs/websocket.md describes them for clients."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from gateway import sse
 from gateway.errors import ApiError
+from gateway.http.exchange import HeaderList
 
 MAX_ID_CHARACTERS = 128
 MAX_WINDOW = 4096
@@ -114,8 +115,12 @@ class ChunkFraming:
         return b'{"type":"done","id":%b,"seq":%d}' % (self._request, number)
 
 
-def accepted(request: str, request_id: str, *, replayed: bool) -> bytes:
-    frame = {"type": "request.accepted", "id": request, "request_id": request_id, "replayed": replayed}
+def accepted(request: str, request_id: str, *, replayed: bool, headers: HeaderList) -> bytes:
+    """`headers`: as a response over HTTP would have them, of quotas and degradation."""
+    frame: dict[str, Any] = {"type": "request.accepted", "id": request, "request_id": request_id}
+    frame["replayed"] = replayed
+    if headers:
+        frame["headers"] = {name.decode(): value.decode() for name, value in headers}
     return msgspec.json.encode(frame)
 
 

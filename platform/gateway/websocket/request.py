@@ -121,7 +121,8 @@ class SocketRequest:
 
     def _accepted(self, served: Served) -> bytes:
         request_id = self._stream_id or str(served.request_id)
-        return frames.accepted(self.name, request_id, replayed=not served.is_computed_here)
+        replayed = not served.is_computed_here
+        return frames.accepted(self.name, request_id, replayed=replayed, headers=served.headers)
 
     def _framing_for(self, stream_id: str, is_numbered: bool) -> Framing:
         if is_numbered:

@@ -1,4 +1,4 @@
-"""`manage.py seed --json-out PATH`: demo tenants with keys, an admin, a routed model and its price.
+"""`manage.py seed --json-out PATH`: demo tenants with keys and quotas, an admin, a routed and priced model.
 
 Running it again changes nothing and keeps the secrets of the file. A secret that is no longer in the file
 cannot be read back from the database: it is replaced, and the old one stops working.
@@ -21,7 +21,7 @@ from gpuworker.manifest import MANIFEST_NAME, Manifest, WeightsMismatch, manifes
 from modelsvc.importer import DEMO_NAME, DEMO_OWNED_BY, DEMO_SLUG
 from modelsvc.selectors import route_of
 from modelsvc.services import RegistryError, route_switch, version_publish
-from tenants import accounts, selectors, services
+from tenants import accounts, quotas, selectors, services
 from tenants.keys import key_digest
 from tenants.models import ApiKey, Tenant, User
 from tenants.scoping import operator_scope
@@ -30,11 +30,18 @@ ACTOR = "command:seed"
 TENANTS = ("acme", "globex", "initech")
 KEY_NAME = "demo"
 ADMIN = "admin"
+QUOTAS = {  # wide enough for every demonstration: they are there to be seen
+    "tokens_per_minute": 20_000_000,
+    "requests_per_minute": 60_000,
+    "concurrent_requests": 20_000,
+    "spend_per_day": 1_000_000_000,  # $1,000
+    "spend_per_month": 10_000_000_000,
+}
 PRICE_MICRO_USD_PER_MTOK = {"prompt": 150_000, "cached": 75_000, "output": 600_000}
 
 
 class Command(BaseCommand):
-    help = "Create the demo tenants, their API keys, an admin, and the demo model's route and price."
+    help = "Create the demo tenants with API keys and quotas, an admin, and the demo model's route and price."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json-out", type=Path, required=True, help="file that keeps the demo's secrets")
@@ -102,10 +109,16 @@ def _manifest(digest: str | None) -> Manifest:
 
 
 def _tenant_ensure(slug: str, plaintext: str | None) -> str:
-    """The tenant's demo key: the kept one while it works, else a new one in place of the earlier ones."""
+    """The tenant's demo key: the kept one while it works, else a new one in place of the earlier ones.
+
+    Quotas once set are an operator's to change: a tenant that has one is left as it is.
+    """
     tenant = selectors.tenant_by_slug(slug)
     if tenant is None:
         tenant = services.tenant_create(slug=slug, name=slug, actor=ACTOR)
+    if not selectors.quota_list(tenant_id=tenant.id):
+        for quota, limit in QUOTAS.items():
+            quotas.quota_set(tenant_id=tenant.id, name=quota, limit=limit, actor=ACTOR)
     keys = selectors.key_list(tenant_id=tenant.id)
     live = [key for key in keys if key.name == KEY_NAME and key.revoked_at is None]
     if plaintext is not None and _is_issued(plaintext, live):

@@ -1,0 +1,1 @@
+"""What fairness costs and what it gives: `make bench SUITE=fairness`."""

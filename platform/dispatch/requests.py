@@ -1,0 +1,60 @@
+"""A submitted request until it ends, and what the queue of its model version is told of it."""
+
+import math
+from dataclasses import dataclass
+
+from dispatch.limits import Limits
+from gpuworker.wire.messages import RowKey, Submit
+from policy.flow import CLASSES, INTERACTIVE, Flow
+from policy.waiting import Waiting
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`worker` is the incarnation it was placed on. `waiting` is kept while it is placed, so that a request
+    that a worker refuses has its old place; None, like `submit`: learnt from a worker that already ran it."""
+
+    row: RowKey
+    submit: Submit | None
+    arrived_ms: float
+    deadline_ms: float
+    waiting: Waiting | None = None
+    worker: str = ""
+    prefilled: bool = False
+    adopted_choices: int = 1  # of one without a submit, as its worker says
+    cancel_reason: str = ""  # its gateway does not want it any more; the worker was told
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.submit.prompt) // 4 if self.submit else 0
+
+    @property
+    def choices(self) -> int:
+        """Rows it takes on a worker."""
+        return max(1, self.submit.n) if self.submit else self.adopted_choices
+
+
+def request_make(row: RowKey, submit: Submit, limits: Limits, now_ms: float) -> Request:
+    """Ages and deadlines that a gateway states are bounded. The time it has waited comes with it."""
+    waited_ms = min(max(submit.waited_ms, 0), limits.max_wait_ms)
+    left_ms = min(submit.deadline_ms, limits.max_wait_ms)
+    return Request(row, submit, now_ms - waited_ms, now_ms + left_ms)
+
+
+def waiting_make(request: Request, submit: Submit, cached_tokens: int) -> Waiting:
+    """Its key is the request itself: the number of a row may stand for another attempt by then."""
+    most_tokens = max(0, submit.max_tokens) * request.choices
+    is_weighted = submit.weight > 0 and math.isfinite(submit.weight)
+    return Waiting(
+        key=request,
+        flow=Flow(submit.tenant, submit.klass if submit.klass in CLASSES else INTERACTIVE),
+        weight=submit.weight if is_weighted else 1.0,
+        arrived_ms=request.arrived_ms,
+        deadline_ms=request.deadline_ms,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=cached_tokens,
+        expected_tokens=min(submit.expected_tokens, most_tokens)
+        if submit.expected_tokens > 0
+        else most_tokens,
+        choices=request.choices,
+    )

@@ -1,0 +1,46 @@
+"""What gateways ask for: to run a request, which is refused at once or waits; and to stop one."""
+
+from dispatch.answers import Answers
+from dispatch.limits import Limits
+from dispatch.members import Members
+from dispatch.requests import request_make, waiting_make
+from dispatch.versions import Version, Versions
+from gpuworker.wire.messages import Cancel, CancelRow, RowKey, Submit
+
+
+class Submitting:
+    def __init__(self, limits: Limits, members: Members, versions: Versions, answers: Answers) -> None:
+        self.submitted = 0  # since start
+        self._limits = limits
+        self._workers, self._gateways = members.workers, members.gateways
+        self._versions = versions
+        self._answers = answers
+
+    def submit(self, incarnation: str, submit: Submit, now_ms: float) -> Version | None:
+        """The version in whose queue it waits; None: it does not."""
+        gateway = self._gateways[incarnation]
+        row = RowKey(incarnation, submit.sid)
+        if known := gateway.rows.get(row):
+            if known.worker:  # submitted again because our answer was lost with a connection
+                self._answers.placed(known)
+            return None
+        self.submitted += 1
+        version = self._versions.add(submit.digest, submit.model, now_ms)
+        request = request_make(row, submit, self._limits, now_ms)
+        request.waiting = waiting_make(request, submit, version.cached_tokens(submit))
+        gateway.rows[row] = request
+        if refusal := version.queue.submit(request.waiting, now_ms):
+            self._answers.refused(request, refusal)
+            return None
+        return version
+
+    def cancel(self, incarnation: str, cancel: Cancel) -> None:
+        request = self._gateways[incarnation].rows.get(RowKey(incarnation, cancel.sid))
+        if request is None:
+            return
+        if worker := self._workers.get(request.worker):
+            request.cancel_reason = cancel.reason
+            worker.peer.send(CancelRow(row=request.row, reason=cancel.reason))
+        else:
+            self._versions.unqueue(request)
+            self._answers.ended(request, cancel.reason, "cancelled while it waited")

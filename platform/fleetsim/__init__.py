@@ -1,0 +1,1 @@
+"""Fleet simulator: the production policies on a manual clock, against modelled replicas."""

@@ -1,0 +1,36 @@
+"""Which prompt prefixes a replica holds in the KV that no row uses: least recently used ones go first."""
+
+from collections import OrderedDict
+
+from fleetsim.arrival import PREFIX_TOKENS
+
+
+class PrefixCache:
+    """Ids stand for full blocks of PREFIX_TOKENS with all that comes before them, so a prompt's hit ends at
+    the first id that is not held. Blocks that live rows share are counted with the rows, not here."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def tokens(self) -> int:
+        return len(self._blocks) * PREFIX_TOKENS
+
+    def match(self, prefix: tuple[int, ...], most_tokens: int) -> int:
+        """Tokens at the prompt's beginning that need not be computed: whole blocks, `most_tokens` at most."""
+        blocks = 0
+        for block in prefix[: most_tokens // PREFIX_TOKENS]:
+            if block not in self._blocks:
+                break
+            self._blocks.move_to_end(block)
+            blocks += 1
+        return blocks * PREFIX_TOKENS
+
+    def add(self, prefix: tuple[int, ...]) -> None:
+        for block in reversed(prefix):  # the beginning is the most shared: it goes last
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+
+    def shrink(self, most_tokens: int) -> None:
+        while self._blocks and self.tokens > most_tokens:
+            self._blocks.popitem(last=False)

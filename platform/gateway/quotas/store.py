@@ -1,0 +1,184 @@
+"""The store as one gateway sees it: scripts with a short timeout, heartbeats, and whether it answers at all.
+
+Once it is down, no request is made to wait for it: heartbeats alone find out when it is back.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from redis.exceptions import NoScriptError, RedisError
+
+from gateway.quotas.addresses import addressed
+from gateway.quotas.bounds import QuotaBounds
+from gateway.quotas.scripts import BEAT, RESERVE, SETTLE, Script
+from policy.store_state import State, StateChange, StoreState
+
+_GATEWAYS = b"sluice:quota:{gateways}:live"
+_BIRTH = b"sluice:quota:{gateways}:birth"
+
+Arg = bytes | str | int
+
+logger = logging.getLogger(__name__)
+
+
+class StoreAway(Exception):
+    """It did not answer in time, or is known not to."""
+
+
+def now_ms() -> int:
+    """Of the leases: monotonic."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def unix_ms() -> int:
+    """Of the periods of spend."""
+    return time.time_ns() // 1_000_000
+
+
+class QuotaStore:
+    """`on_change` hears of every change of state, `on_return` that it answers again after any failure, and
+    `on_loss` that it has lost its data."""
+
+    def __init__(
+        self,
+        url: str,
+        incarnation: str,
+        bounds: QuotaBounds,
+        on_change: Callable[[StateChange], None],
+        on_return: Callable[[], None],
+        on_loss: Callable[[], None],
+    ) -> None:
+        self._incarnation = incarnation
+        self._bounds = bounds
+        self._on_change = on_change
+        self._on_return = on_return
+        self._on_loss = on_loss
+        self._addressed = addressed(url, bounds)
+        self._connections = asyncio.Semaphore(bounds.connections)
+        self._state = StoreState()
+        self._birth: bytes | None = None
+        self._learnt_at_ms = 0
+        self.gateways = 1
+
+    @property
+    def state(self) -> State:
+        return self._state.state
+
+    @property
+    def is_down(self) -> bool:
+        """Requests get the local share. One call that failed does not say so: it may be sent again."""
+        return self.state is not State.OK
+
+    @property
+    def is_tight(self) -> bool:
+        return self.state is State.TIGHT
+
+    def serves(self, klass: str) -> bool:
+        return self._state.serves(klass)
+
+    async def run(self) -> None:
+        """Until cancelled: heartbeats."""
+        is_prepared = False
+        while True:
+            try:
+                is_prepared = is_prepared or await self._prepare()
+                await self.beat()
+            except StoreAway:
+                logger.debug("quotas: no heartbeat")
+            if change := self._state.tick(now_ms()):
+                self._on_change(change)
+            await asyncio.sleep(self._bounds.probe_s if self._state.is_failing else self._bounds.beat_s)
+
+    async def close(self) -> None:
+        try:
+            await self._within(
+                self._addressed.client.zrem(_GATEWAYS, self._incarnation), self._bounds.connect_timeout_s
+            )
+        except StoreAway:
+            logger.debug("quotas: the store was not told that this gateway ends")
+        await self._addressed.close()
+
+    async def call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg]) -> list[Any]:
+        """Raises StoreAway: whether it was executed is not known."""
+        if self.is_down:
+            raise StoreAway("the store does not answer")
+        return await self._run(script, keys, arguments, self._bounds.answer_timeout_s)
+
+    async def beat(self) -> None:
+        """Raises StoreAway."""
+        ttl_ms = int(self._bounds.gateway_ttl_s * 1000)
+        arguments = (self._incarnation, ttl_ms, secrets.token_hex(8))
+        gateways, birth, age_ms = await self._run(
+            BEAT, (_GATEWAYS, _BIRTH), arguments, self._bounds.connect_timeout_s
+        )
+        self.gateways = max(1, gateways)
+        if birth != self._birth:
+            self._learnt_at_ms = now_ms() - age_ms + int(self._bounds.learning_s * 1000)
+            is_loss, self._birth = self._birth is not None, birth
+            if is_loss:
+                self._on_loss()
+
+    def learning_ms(self) -> int:
+        """Until every gateway has reported to this store what it spent."""
+        return max(0, self._learnt_at_ms - now_ms())
+
+    async def _prepare(self) -> bool:
+        """The store knows the scripts, and a connection is open, before a request waits for either."""
+        client: Any = self._addressed.client
+        for script in (RESERVE, SETTLE):
+            await self._within(client.script_load(script.text), self._bounds.connect_timeout_s)
+        return True
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    async def _run(
+        self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg], timeout_s: float
+    ) -> list[Any]:
+        started = now_ms()
+        try:
+            reply: list[Any] = await self._within(self._evaluate(script, keys, arguments), timeout_s)
+        except StoreAway as error:
+            if not self._state.is_failing:
+                logger.warning("quotas: a call to the store failed: %s", error)
+            if change := self._state.failed(now_ms()):
+                self._on_change(change)
+            raise
+        was_failing = self._state.is_failing
+        if change := self._state.answered(started):
+            self._on_change(change)
+        if was_failing:
+            self._on_return()
+        return reply
+
+    async def _evaluate(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg]) -> list[Any]:
+        async with self._connections:
+            client: Any = self._addressed.client
+            try:
+                reply = await client.evalsha(script.sha, len(keys), *keys, *arguments)
+            except NoScriptError:
+                reply = await client.eval(script.text, len(keys), *keys, *arguments)
+            assert isinstance(reply, list)
+            return reply
+
+    async def _within(self, asking: Awaitable[Any], timeout_s: float) -> Any:
+        """A process that was busy itself gives the store a second chance: its answer may be here unread."""
+        task, started = asyncio.ensure_future(asking), time.monotonic()
+        try:
+            await asyncio.wait({task}, timeout=timeout_s)
+            if not task.done() and time.monotonic() - started > 2 * timeout_s:
+                await asyncio.wait({task}, timeout=timeout_s)
+            if not task.done():
+                raise StoreAway(f"no answer within {timeout_s * 1000:.0f} ms")
+            return task.result()
+        except (RedisError, OSError) as error:
+            raise StoreAway(repr(error)) from error
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+            elif not task.cancelled():
+                task.exception()

@@ -1,0 +1,130 @@
+"""Whether a request may wait at all: by the work ahead of it, so that nobody waits for nothing.
+
+A flow's expected wait is its own backlog over the rate at which the flow is served. That bounds each tenant's
+queue at what it can be given before its deadline; a bound of the whole class stands behind it, which a flow
+within its part of it does not run into.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from random import Random
+
+from policy.fair_queue import FairQueue, FlowState
+from policy.queue_settings import QueueSettings
+from policy.retry_bookings import RetryBookings
+from policy.waiting import Refusal, Waiting
+
+BYTES_PER_TOKEN = 4
+LEAST_RETRY_S, MOST_RETRY_S = 1, 60
+RETRY_SPREAD = 0.2  # so that clients refused together do not return together
+MOST_KEPT = 0.5  # of what may wait, for clients that were told to come back
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How fast a class is served. `rate`: machine seconds of estimated work a second, 0 when not known."""
+
+    rate: float
+    is_guaranteed_only: bool = False  # flows are not counted on to get more than their part
+
+
+def flow_part(queue: FairQueue, state: FlowState | None, weight: float) -> float:
+    """The flow's weight as a part of all. `state` is None for a flow that has nothing here yet."""
+    return weight / (queue.weight if state else queue.weight + weight)
+
+
+def wait_ms(queue: FairQueue, state: FlowState | None, weight: float, work_us: float, drain: Drain) -> float:
+    """Until this much work of the flow is done: it is given its part of everything, or of what is left by
+    flows that ask for less than theirs. 0 while nobody knows."""
+    if drain.rate <= 0 or work_us <= 0:
+        return 0.0
+    rate = drain.rate * flow_part(queue, state, weight)
+    if not drain.is_guaranteed_only:
+        is_queued = state is not None and bool(state.waiting)
+        others = queue.queued_weight - (weight if is_queued else 0.0)
+        light = queue.light_rate - (state.arrival_rate if state and not is_queued else 0.0)
+        rate = max(rate, (drain.rate - max(0.0, light)) * weight / (weight + max(0.0, others)))
+    return work_us / 1000 / rate
+
+
+class Admission:
+    """`rng` spreads retries."""
+
+    def __init__(self, settings: QueueSettings, rng: Random) -> None:
+        self._settings = settings
+        self._rng = rng
+        self.bookings = RetryBookings()
+
+    def retry_ms(self, after_ms: float) -> int:
+        """What to tell a client that should wait so long."""
+        seconds = min(max(ceil(after_ms / 1000), LEAST_RETRY_S), MOST_RETRY_S)
+        return min(round(1000 * seconds * self._rng.uniform(1, 1 + RETRY_SPREAD)), 1000 * MOST_RETRY_S)
+
+    def late(
+        self,
+        queue: FairQueue,
+        waiting: Waiting,
+        prefill_ms: float,
+        drain: Drain,
+        now_ms: float,
+        *,
+        is_booked: bool,
+    ) -> Refusal | None:
+        """Refused if it would not start in time. None: `promised_ms` says how long it is expected to wait.
+
+        `prefill_ms`: from its start to its first token. `is_booked`: it was told to come back now.
+        """
+        state = queue.flows.get(waiting.flow)
+        left_ms = max(0.0, waiting.deadline_ms - now_ms)
+        # Who was told to come back is let in a little later than others would be: it was an estimate too.
+        admit_part = (1 + self._settings.admit_part) / 2 if is_booked else self._settings.admit_part
+        allowed_ms = left_ms * admit_part
+        backlog_us = state.queued_us if state else 0
+        due_us, booked_us = self.bookings.booked_us(waiting.flow, now_ms)
+        kept_us = 0 if is_booked else due_us
+        backlog_ms = wait_ms(queue, state, waiting.weight, backlog_us, drain)
+        kept_ms = min(wait_ms(queue, state, waiting.weight, kept_us, drain), MOST_KEPT * allowed_ms)
+        expected_ms = backlog_ms + kept_ms + prefill_ms
+        if expected_ms <= allowed_ms:
+            waiting.promised_ms = now_ms - waiting.arrived_ms + backlog_ms
+            return None
+        used_ms, limit_ms = ceil(expected_ms), int(allowed_ms)
+        message = f"its first token would take {used_ms} ms; {limit_ms} ms are left"
+        told_ms = 0  # waiting does not help when its prompt alone takes too long
+        if prefill_ms <= allowed_ms:
+            all_us = backlog_us + booked_us + waiting.work_us
+            after_ms = wait_ms(queue, state, waiting.weight, all_us, drain) + prefill_ms - allowed_ms
+            told_ms = self.retry_ms(after_ms)
+            if after_ms <= 1000 * MOST_RETRY_S:
+                self.bookings.book(waiting, now_ms + told_ms)
+        return Refusal("deadline_unmeetable", message, told_ms, used_ms, limit_ms, "wait_ms")
+
+    def full(self, queue: FairQueue, waiting: Waiting, drain: Drain, now_ms: float) -> Refusal | None:
+        """Refused if the class can hold no more. Flows within their part may still add: others filled it."""
+        settings = self._settings
+        state = queue.flows.get(waiting.flow)
+        part = flow_part(queue, state, waiting.weight)
+        most = self._most_requests(queue, waiting, drain, now_ms)
+        own = len(state.waiting) if state else 0
+        if queue.depth >= most and (own >= max(1, part * most) or queue.depth >= 2 * settings.queue_most):
+            mean_ms = queue.queued_us / queue.depth / 1000
+            after_ms = (queue.depth - most + 1) * mean_ms / drain.rate if drain.rate > 0 else 0.0
+            message = "too many requests are waiting for this model"
+            told_ms = self.retry_ms(after_ms)
+            return Refusal("queue_full", message, told_ms, queue.depth, most, "queued_requests")
+        used = BYTES_PER_TOKEN * (queue.queued_tokens + waiting.prompt_tokens)
+        own_bytes = BYTES_PER_TOKEN * ((state.queued_tokens if state else 0) + waiting.prompt_tokens)
+        bound = settings.queue_bytes
+        if used > bound and (own_bytes > part * bound or used > 2 * bound):
+            message = "the prompts that wait for this model take too much memory"
+            return Refusal("queue_full", message, self.retry_ms(0), used, bound, "queued_bytes")
+        return None
+
+    def _most_requests(self, queue: FairQueue, waiting: Waiting, drain: Drain, now_ms: float) -> int:
+        """What leaves the queue within the deadline, at the mean work of what waits."""
+        settings = self._settings
+        if drain.rate <= 0:
+            return min(settings.queue_unknown, settings.queue_most)
+        mean_us = max(1.0, (queue.queued_us + waiting.work_us) / (queue.depth + 1))
+        most = drain.rate * 1000 * max(0.0, waiting.deadline_ms - now_ms) / mean_us
+        return int(min(max(most, settings.queue_least), settings.queue_most))

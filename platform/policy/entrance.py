@@ -1,0 +1,91 @@
+"""Who may wait: what no replica can hold, what would be too late, what is too much, and who is shed.
+
+Joins admission by work and the guards; owns neither queue.
+"""
+
+from random import Random
+
+from policy.admission import Admission, Drain
+from policy.drain_rate import DrainRate
+from policy.fair_queue import FairQueue
+from policy.flow import BATCH
+from policy.guards import Guards
+from policy.placer import OVER_TO_GUARANTEED, Placer
+from policy.queue_settings import QueueSettings
+from policy.waiting import LevelChange, Refusal, Waiting
+
+
+class Entrance:
+    def __init__(self, settings: QueueSettings, placer: Placer, rng: Random, now_ms: float) -> None:
+        self._placer = placer
+        self._rooms = placer.rooms
+        self._admission = Admission(settings, rng)
+        self._drain_rate = DrainRate(now_ms)
+        self.guards = Guards(settings, now_ms)
+
+    @property
+    def drain(self) -> Drain:
+        """Of interactive requests."""
+        rate = self._drain_rate.per_replica * len(self._rooms)
+        return Drain(rate, is_guaranteed_only=self.guards.level >= OVER_TO_GUARANTEED)
+
+    def refusal(self, waiting: Waiting, first_token_ms: float, now_ms: float) -> Refusal | None:
+        """None: it may wait. `first_token_ms`: from its start to its first token."""
+        if refusal := self._unservable(waiting):
+            return refusal
+        queue = self._placer.queue(waiting.flow)
+        if waiting.flow.klass == BATCH:
+            return self._refuse_batch(queue, waiting, now_ms)
+        drain, admission, guards = self.drain, self._admission, self.guards
+        priority = guards.priority(queue, waiting, now_ms)
+        booking = admission.bookings.find(waiting, now_ms)
+        is_booked = booking is not None
+        refusal = admission.full(queue, waiting, drain, now_ms) or admission.late(
+            queue, waiting, first_token_ms, drain, now_ms, is_booked=is_booked
+        )
+        if refusal is None and not is_booked and (shed := guards.sheds(queue, waiting, priority)):
+            refusal = self._shed(*shed)
+        guards.asked(priority, admitted=refusal is None)
+        if refusal is None and booking is not None:
+            admission.bookings.redeem(waiting.flow, booking)
+        return refusal
+
+    def started(self, waiting: Waiting, now_ms: float) -> None:
+        if waiting.flow.klass != BATCH:
+            self._drain_rate.taken(waiting.work_us)
+            self.guards.left(waiting, now_ms)
+
+    def undone(self, waiting: Waiting) -> None:
+        """It did not start after all."""
+        if waiting.flow.klass != BATCH:
+            self._drain_rate.taken(-waiting.work_us)
+
+    def ran_dry(self) -> None:
+        """No interactive request waits."""
+        self._drain_rate.ran_dry()
+
+    def drain_tick(self, now_ms: float, *, is_bounded: bool) -> None:
+        """`is_bounded`: replicas have told their costs."""
+        self._drain_rate.tick(now_ms, len(self._rooms), is_bounded=is_bounded)
+
+    def tick(self, now_ms: float) -> LevelChange | None:
+        self._admission.bookings.tick(now_ms)
+        return self.guards.tick(self._placer.interactive, self.drain, now_ms)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _unservable(self, waiting: Waiting) -> Refusal | None:
+        most = self._rooms.most_tokens
+        if not len(self._rooms) or waiting.prompt_tokens + 1 <= most:
+            return None
+        message = "the prompt is longer than any replica can hold"
+        return Refusal("unservable", message, 0, waiting.prompt_tokens + 1, most, "replica_tokens")
+
+    def _refuse_batch(self, queue: FairQueue, waiting: Waiting, now_ms: float) -> Refusal | None:
+        """Batch waits as long as its deadline allows."""
+        if self.guards.is_overloaded:
+            return self._shed("the model is overloaded", 0, 0)
+        return self._admission.full(queue, waiting, self.drain, now_ms)
+
+    def _shed(self, message: str, used: int, limit: int) -> Refusal:
+        return Refusal("shed", message, self._admission.retry_ms(0), used, limit, "priority")

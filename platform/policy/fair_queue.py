@@ -1,0 +1,246 @@
+"""Waiting requests by flow, and whose turn it is: the flow that was given least machine time is next.
+
+Within a flow the earliest deadline is first. A flow that asks for more rows than its weight's part of the
+fleet is over its share. One of these queues holds one precedence: interactive requests, or batch.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from math import exp, inf
+
+from policy.flow import Flow
+from policy.removable_heap import RemovableHeap
+from policy.shares import VirtualTime, water_level
+from policy.waiting import Waiting
+
+RATE_MEMORY_MS = 5_000.0
+
+Turn = tuple[float, Flow]
+
+
+class FlowState:
+    """A flow with requests that wait or run."""
+
+    __slots__ = (
+        "arrival_rate",
+        "arrived_us",
+        "deadline_ms",
+        "flow",
+        "is_over",
+        "queued_rows",
+        "queued_tokens",
+        "queued_us",
+        "running_rows",
+        "turn",
+        "waiting",
+        "weight",
+        "work_rate",
+        "worked_us",
+    )
+
+    def __init__(self, flow: Flow, weight: float) -> None:
+        self.flow, self.weight = flow, weight
+        self.deadline_ms = inf  # how long its latest request may take
+        self.waiting: RemovableHeap[Waiting] = RemovableHeap()
+        self.queued_rows = self.running_rows = 0
+        self.queued_us = self.queued_tokens = 0  # work and prompt tokens that wait
+        self.is_over = False
+        self.turn: Turn | None = None  # where it stands in the order; None: nothing of it waits
+        self.arrived_us = self.worked_us = 0  # since the last tick
+        self.arrival_rate = self.work_rate = 0.0  # machine seconds a second
+
+    @property
+    def demand(self) -> int:
+        return self.queued_rows + self.running_rows
+
+
+class FairQueue:
+    """`flipped` hears of every flow that is over its share from now on, or not any more."""
+
+    def __init__(
+        self, *, ageing: float, ageing_most_ms: float, flipped: Callable[[Flow, bool], None], now_ms: float
+    ) -> None:
+        self._ageing, self._ageing_most_ms, self._flipped = ageing, ageing_most_ms, flipped
+        self._time: VirtualTime[Flow] = VirtualTime()
+        self.flows: dict[Flow, FlowState] = {}
+        self._within: list[Turn] = []  # flows with something that waits, by turn
+        self._over: list[Turn] = []
+        self.capacity = 0.0  # rows
+        self.level = inf  # rows of a weight of one in the max-min division
+        self.weight = 0.0  # of all flows
+        self.queued_weight = 0.0  # of flows with something that waits
+        self.depth = self.queued_us = self.queued_tokens = 0
+        self.light_rate = 0.0  # machine seconds a second that come for flows of which nothing waits
+        self._arrived_us = 0
+        self._arrival_rate = 0.0
+        self._aged_per_ms = 0.0  # virtual microseconds that a millisecond of waiting is worth
+        self._now_ms = now_ms  # of the last tick: waiting counts up to there
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def arrive(self, waiting: Waiting, *, deadline_ms: float) -> None:
+        """A new request. `deadline_ms`: how long it may take, from now."""
+        self.push(waiting)
+        state = self.flows[waiting.flow]
+        state.deadline_ms = deadline_ms
+        state.arrived_us += waiting.work_us
+        self._arrived_us += waiting.work_us
+
+    def push(self, waiting: Waiting) -> None:
+        """It waits, at the place that its deadline gives it."""
+        state = self.flows.get(waiting.flow)
+        if state is None:
+            state = self.flows[waiting.flow] = FlowState(waiting.flow, waiting.weight)
+            self.weight += waiting.weight
+        elif state.weight != waiting.weight:
+            self.weight += waiting.weight - state.weight
+            if state.waiting:
+                self.queued_weight += waiting.weight - state.weight
+            state.weight = waiting.weight
+        self._time.activate(waiting.flow, waiting.weight)
+        if not state.waiting:
+            self.queued_weight += state.weight
+        rank = (waiting.deadline_ms, waiting.arrived_ms, waiting.sequence)
+        state.waiting.push(rank, waiting.key, waiting)
+        self._count(state, waiting, 1)
+        self._touch(state)
+
+    def remove(self, waiting: Waiting) -> None:
+        """It waits no more."""
+        state = self.flows[waiting.flow]
+        self._unqueue(state, waiting)
+        self._settle(state)
+
+    def start(self, waiting: Waiting) -> None:
+        """It runs."""
+        state = self.flows[waiting.flow]
+        self._unqueue(state, waiting)
+        state.running_rows += waiting.choices
+        self._touch(state)
+
+    def stop(self, waiting: Waiting) -> None:
+        """It runs no more."""
+        state = self.flows[waiting.flow]
+        state.running_rows -= waiting.choices
+        self._settle(state)
+
+    def charge(self, flow: Flow, cost_us: int, weight: float) -> None:
+        """Machine time. A flow that has left meanwhile remembers it. Negative: given back."""
+        state = self.flows.get(flow)
+        if state is None:
+            self._time.activate(flow, weight)
+            self._time.charge(flow, cost_us / 1000)
+            self._time.deactivate(flow)
+            return
+        self._time.charge(flow, cost_us / 1000)
+        state.worked_us += cost_us
+        if state.turn is not None:
+            self._reorder(state)
+
+    # -- turns --------------------------------------------------------------------------------------------
+
+    def turns(self, *, with_over: bool) -> Iterator[FlowState]:
+        """Flows with something that waits, the one whose turn it is first."""
+        turns = heapq.merge(self._within, self._over) if with_over and self._over else iter(self._within)
+        return (self.flows[flow] for _, flow in turns)
+
+    def part(self, state: FlowState) -> float:
+        """Rows that are the flow's by weight."""
+        return self.capacity * state.weight / self.weight
+
+    # -- time ---------------------------------------------------------------------------------------------
+
+    def divide(self, capacity: float) -> None:
+        """The fleet's rows anew among the flows: who is over its share, and how much a weight may hold."""
+        self.capacity = capacity
+        self.weight = sum(state.weight for state in self.flows.values())
+        self.queued_weight = sum(state.weight for state in self.flows.values() if state.waiting)
+        self.level = water_level(
+            ((state.demand, state.weight) for state in self.flows.values()), self.capacity
+        )
+        for state in self.flows.values():
+            if self._mark(state):
+                self._reorder(state)
+
+    def tick(self, now_ms: float, elapsed_ms: float, drain_rate: float) -> None:
+        """`drain_rate`: machine seconds a second that all flows are given together."""
+        factor = 1 - exp(-elapsed_ms / RATE_MEMORY_MS)
+        for state in self.flows.values():
+            state.arrival_rate += factor * (state.arrived_us / 1000 / elapsed_ms - state.arrival_rate)
+            state.work_rate += factor * (state.worked_us / 1000 / elapsed_ms - state.work_rate)
+            state.arrived_us = state.worked_us = 0
+        self._arrival_rate += factor * (self._arrived_us / 1000 / elapsed_ms - self._arrival_rate)
+        self._arrived_us = 0
+        backlogged = sum(state.arrival_rate for state in self.flows.values() if state.waiting)
+        self.light_rate = max(0.0, self._arrival_rate - backlogged)
+        self._now_ms = now_ms
+        # A second of fair service advances every flow's virtual time by the same, whatever its weight.
+        self._aged_per_ms = self._ageing * drain_rate * 1000 / self.weight if self.weight else 0.0
+        for state in self.flows.values():
+            if state.turn is not None:
+                self._reorder(state)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _unqueue(self, state: FlowState, waiting: Waiting) -> None:
+        state.waiting.remove(waiting.key)
+        self._count(state, waiting, -1)
+        if not state.waiting:
+            self.queued_weight -= state.weight
+
+    def _count(self, state: FlowState, waiting: Waiting, sign: int) -> None:
+        work_us, tokens = sign * waiting.work_us, sign * waiting.prompt_tokens
+        self.depth += sign
+        self.queued_us += work_us
+        self.queued_tokens += tokens
+        state.queued_rows += sign * waiting.choices
+        state.queued_us += work_us
+        state.queued_tokens += tokens
+
+    def _settle(self, state: FlowState) -> None:
+        """After something of it went: it may have nothing left."""
+        self._touch(state)
+        if state.demand == 0:
+            del self.flows[state.flow]
+            self.weight -= state.weight
+            self._time.deactivate(state.flow)
+
+    def _touch(self, state: FlowState) -> None:
+        """Its demand, what waits of it or its machine time changed."""
+        self._mark(state)
+        self._reorder(state)
+
+    def _mark(self, state: FlowState) -> bool:
+        """Whether it is over its share now and was not, or the other way round."""
+        # A lone flow yields to nobody. One row is never more than a share, however many flows there are.
+        demand = state.demand
+        is_over = len(self.flows) > 1 and demand > 1 and demand * self.weight > self.capacity * state.weight
+        if is_over == state.is_over:
+            return False
+        self._leave_order(state)
+        state.is_over = is_over
+        self._flipped(state.flow, is_over)
+        return True
+
+    def _reorder(self, state: FlowState) -> None:
+        head = state.waiting.head()
+        if head is None:
+            self._leave_order(state)
+            return
+        time = float(self._time.of(state.flow))
+        if not state.is_over:
+            # Who asks for more than its part always waits: were that worth something, it would come first.
+            waited_ms = min(max(0.0, self._now_ms - head.arrived_ms), self._ageing_most_ms)
+            time -= waited_ms * self._aged_per_ms
+        turn = (time, state.flow)
+        if turn != state.turn:
+            self._leave_order(state)
+            state.turn = turn
+            insort(self._over if state.is_over else self._within, turn)
+
+    def _leave_order(self, state: FlowState) -> None:
+        if state.turn is not None:
+            order = self._over if state.is_over else self._within
+            del order[bisect_left(order, state.turn)]
+            state.turn = None

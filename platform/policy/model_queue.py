@@ -1,0 +1,262 @@
+"""Everything that decides for one model version: who may wait, who is next, and on which replica it runs.
+
+Used by the dispatcher and by the fleet simulator. Pure: the caller says what time it is. What waits is in one
+of two fair queues, interactive requests and batch; batch whose deadline is near moves to the first.
+"""
+
+from collections.abc import Hashable, Sequence
+from random import Random
+
+from policy import queue_views as views
+from policy.entrance import Entrance
+from policy.fair_queue import FairQueue, FlowState
+from policy.flow import BATCH, BATCH_URGENT, CLASSES, INTERACTIVE, Flow
+from policy.placement import Replica
+from policy.placer import Placer
+from policy.queue_settings import QueueSettings
+from policy.removable_heap import RemovableHeap
+from policy.waiting import FlowView, LevelChange, Placement, Refusal, Waiting
+from policy.work import WorkEstimate
+
+__all__ = [
+    "BATCH",
+    "BATCH_URGENT",
+    "CLASSES",
+    "INTERACTIVE",
+    "Flow",
+    "FlowView",
+    "LevelChange",
+    "ModelQueue",
+    "Placement",
+    "QueueSettings",
+    "Refusal",
+    "Replica",
+    "Waiting",
+]
+
+URGENT_SLACK = 2  # batch is urgent when only so many times its expected service is left
+
+
+class ModelQueue:
+    """A replica as told is what it reported and everything placed there since: tell it after every report.
+
+    `rng` spreads the retries of clients that are refused.
+    """
+
+    def __init__(self, settings: QueueSettings, now_ms: float, rng: Random | None = None) -> None:
+        self._settings = settings
+        self._placer = Placer(settings, now_ms)
+        self._interactive, self._batch = self._placer.interactive, self._placer.batch
+        self._queues = (self._interactive, self._batch)
+        self._entrance = Entrance(settings, self._placer, rng or Random(0), now_ms)  # noqa: S311 - hides nothing
+        self._waiting: dict[Hashable, Waiting] = {}
+        self._starts: RemovableHeap[Waiting] = RemovableHeap()  # by when they have to start
+        self._urgent: RemovableHeap[Waiting] = RemovableHeap()  # batch, by when it becomes urgent
+        self._late: list[Waiting] = []
+        self._estimate = WorkEstimate()
+        self._sequence = 0
+        self._now_ms = self._ticked_ms = now_ms
+        self._most_tokens_fell = False
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def submit(self, waiting: Waiting, now_ms: float) -> Refusal | None:
+        """None: it waits. A refusal changes nothing. Raises ValueError for a key that is here already."""
+        if waiting.key in self._waiting or waiting.key in self._placer.placed:
+            raise ValueError(f"{waiting.key!r} is here already")
+        self._now_ms = now_ms
+        work_ms = self._estimate.prefill_ms(waiting) + self._estimate.decode_ms(waiting)
+        waiting.work_us = round(1000 * work_ms)
+        if refusal := self._entrance.refusal(waiting, self._prefill_ms(waiting), now_ms):
+            return refusal
+        self._sequence += 1
+        waiting.sequence = self._sequence
+        self._enter(waiting)
+        self._queue(waiting).arrive(waiting, deadline_ms=waiting.deadline_ms - now_ms)
+        return None
+
+    def requeue(self, waiting: Waiting, now_ms: float) -> None:
+        """A replica refused it, or was lost: back to its old place."""
+        self._now_ms = now_ms
+        self._placer.undone(waiting.key)
+        self._entrance.undone(waiting)
+        self._enter(waiting)
+        self._queue(waiting).push(waiting)
+
+    def remove(self, key: Hashable) -> Waiting | None:
+        """The client left. None: it does not wait."""
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            self._queue(waiting).remove(waiting)
+            self._placer.gone(key)
+            self._leave(waiting)
+        return waiting
+
+    def take(self, now_ms: float) -> Placement | None:
+        """The next request and its replica; call until None. One that became urgent has another flow."""
+        self._now_ms = now_ms
+        self._drop_late(now_ms)
+        placement = self._placer.take(now_ms)
+        if placement is not None:
+            self._leave(placement.waiting)
+            self._entrance.started(placement.waiting, now_ms)
+        return placement
+
+    def expired(self, now_ms: float) -> list[Waiting]:
+        """Requests whose deadline cannot be met any more; they wait no longer."""
+        self._now_ms = now_ms
+        self._drop_late(now_ms)
+        late, self._late = self._late, []
+        return late
+
+    def unservable(self) -> list[Waiting]:
+        """Requests that no replica can hold any more, since others went; they wait no longer."""
+        if not self._most_tokens_fell or not len(self._placer.rooms):
+            return []
+        self._most_tokens_fell = False
+        most = self._placer.rooms.most_tokens
+        found = [waiting for waiting in self._waiting.values() if waiting.prompt_tokens + 1 > most]
+        for waiting in found:
+            self.remove(waiting.key)
+        return found
+
+    # -- placed requests ----------------------------------------------------------------------------------
+
+    def prefilled(self, key: Hashable) -> None:
+        """The prompt of a placed request is computed. Unknown keys are ignored."""
+        self._placer.prefilled(key)
+
+    def ended(self, key: Hashable, now_ms: float) -> None:
+        """A placed request runs no more, for whatever reason. Unknown keys are ignored."""
+        self._placer.ended(key)
+
+    def worked(self, replica_key: str, flow: Flow, total_us: int) -> None:
+        """Machine time the replica gave to the flow since its start: cumulative, so it may be said twice."""
+        self._placer.worked(replica_key, flow, total_us)
+
+    # -- replicas -----------------------------------------------------------------------------------------
+
+    def replicas_set(self, replicas: Sequence[Replica]) -> None:
+        """These and no others."""
+        for key in self._placer.rooms.keys() - {replica.key for replica in replicas}:
+            self.replica_gone(key)
+        for replica in replicas:
+            self.replica_update(replica)
+
+    def replica_update(self, replica: Replica) -> None:
+        if replica.cost is not None:
+            self._estimate = WorkEstimate(replica.cost, replica.row_limit or replica.max_rows)
+        if not len(self._placer.rooms):  # until now there was nothing too long
+            self._most_tokens_fell = True
+        self._placer.replica_update(replica)
+
+    def replica_gone(self, key: str) -> list[Waiting]:
+        """What was placed there; nothing more is known of it. Unknown keys are ignored."""
+        if key not in self._placer.rooms:
+            return []
+        self._most_tokens_fell = True
+        return self._placer.replica_gone(key)
+
+    # -- time ---------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: float) -> list[LevelChange]:
+        """To be called at least every 250 ms."""
+        self._now_ms = now_ms
+        elapsed_ms = now_ms - self._ticked_ms
+        if elapsed_ms <= 0:
+            return []
+        self._ticked_ms = now_ms
+        self._entrance.drain_tick(now_ms, is_bounded=self._estimate.cost is not None)
+        for waiting in self._urgent.pop_until((now_ms,)):
+            self._hurry(waiting)
+        for queue in self._queues:
+            queue.tick(now_ms, elapsed_ms, self.drain_rate)
+        self._placer.divide(now_ms)
+        change = self._entrance.tick(now_ms)
+        self._placer.level = self.level
+        self._placer.changed()
+        return [change] if change else []
+
+    def over_share(self) -> frozenset[Flow]:
+        """Flows whose rows yield in a replica's step to other interactive ones. Batch yields anyway."""
+        return frozenset(flow for flow, state in self._interactive.flows.items() if state.is_over)
+
+    # -- views --------------------------------------------------------------------------------------------
+
+    def depth(self, klass: str) -> int:
+        return views.depth(self._states(klass))
+
+    def oldest_ms(self, klass: str) -> float:
+        """How long the one that waits longest has waited, as of the latest call that said the time."""
+        return views.oldest_ms(self._states(klass), self._now_ms)
+
+    def tenants(self) -> int:
+        """Tenants with requests, waiting or running."""
+        return views.tenants(self._all_states())
+
+    def flows(self) -> list[FlowView]:
+        """Of every flow with requests, the one with the most queued work first."""
+        return views.flow_views(self._all_states())
+
+    @property
+    def level(self) -> int:
+        """Of degradation, 0 to 5."""
+        return self._entrance.guards.level
+
+    @property
+    def wait_ms(self) -> float:
+        """How long an interactive request is expected to wait: that of the flow in the middle."""
+        return self._entrance.guards.wait_ms
+
+    @property
+    def drain_rate(self) -> float:
+        """Machine seconds of estimated interactive work that leave the queue in a second when it is full."""
+        return self._entrance.drain.rate
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _queue(self, waiting: Waiting) -> FairQueue:
+        return self._placer.queue(waiting.flow)
+
+    def _states(self, klass: str) -> list[FlowState]:
+        """Batch that became urgent is batch to people."""
+        klasses = (klass,) if klass == INTERACTIVE else (klass, BATCH_URGENT)
+        return views.flows_of(self._queues, klasses)
+
+    def _all_states(self) -> list[FlowState]:
+        return [state for klass in CLASSES for state in self._states(klass)]
+
+    def _prefill_ms(self, waiting: Waiting) -> float:
+        """From its start to its first token."""
+        return self._settings.prefill_inflation * self._estimate.prefill_ms(waiting)
+
+    def _enter(self, waiting: Waiting) -> None:
+        waiting.latest_ms = waiting.deadline_ms - self._prefill_ms(waiting)
+        self._waiting[waiting.key] = waiting
+        self._starts.push((waiting.latest_ms, waiting.sequence), waiting.key, waiting)
+        if waiting.flow.klass == BATCH:
+            service_ms = self._estimate.service_ms(waiting, self._settings.prefill_inflation)
+            urgent_ms = waiting.deadline_ms - URGENT_SLACK * service_ms
+            self._urgent.push((urgent_ms, waiting.sequence), waiting.key, waiting)
+        self._placer.changed()
+
+    def _leave(self, waiting: Waiting) -> None:
+        """It waits no more."""
+        del self._waiting[waiting.key]
+        self._starts.remove(waiting.key)
+        self._urgent.remove(waiting.key)
+        if not self._interactive.depth:
+            self._entrance.ran_dry()
+
+    def _drop_late(self, now_ms: float) -> None:
+        for waiting in self._starts.pop_until((now_ms,)):
+            self._late.append(waiting)
+            self.remove(waiting.key)
+
+    def _hurry(self, waiting: Waiting) -> None:
+        """Batch that would be late by itself is served among interactive requests."""
+        self._batch.remove(waiting)
+        self._placer.gone(waiting.key)
+        waiting.flow = Flow(waiting.flow.tenant, BATCH_URGENT)
+        waiting.weight *= self._settings.urgent_weight
+        self._interactive.push(waiting)

@@ -1,0 +1,211 @@
+"""The next request and its replica: precedence, turns, shares, room; and what machine time flows are charged.
+
+Owns what waits in turn and what was placed. Knows no deadlines: the caller takes out what is late.
+"""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from policy.batch_floor import BatchFloor
+from policy.fair_queue import FairQueue, FlowState
+from policy.flow import BATCH, Flow
+from policy.machine_time import MachineTime
+from policy.placement import Replica
+from policy.queue_settings import QueueSettings
+from policy.rooms import OVER, WITHIN, YIELDS_TO_ALL, Rooms
+from policy.waiting import Placement, Waiting
+from policy.work import WorkEstimate
+
+BATCH_TO_FLOOR, OVER_TO_GUARANTEED = 1, 2  # levels of degradation that are done here
+
+
+@dataclass(slots=True)
+class Placed:
+    """`charged_us`: in advance; `is_account`: the replica reports what it does, so that this is set off."""
+
+    waiting: Waiting
+    replica: str
+    charged_us: int
+    is_account: bool
+    is_prefilled: bool = False
+
+
+class Placer:
+    def __init__(self, settings: QueueSettings, now_ms: float) -> None:
+        self._settings = settings
+        self.rooms = Rooms(window_tokens=settings.window_tokens, yielding_part=settings.over_part)
+        self.interactive = FairQueue(
+            ageing=settings.ageing,
+            ageing_most_ms=settings.ageing_most_ms,
+            flipped=self.rooms.flipped,
+            now_ms=now_ms,
+        )
+        self.batch = FairQueue(
+            ageing=settings.ageing,
+            ageing_most_ms=settings.ageing_most_ms,
+            flipped=lambda flow, is_over: None,  # batch yields in any case
+            now_ms=now_ms,
+        )
+        self.placed: dict[Hashable, Placed] = {}
+        self.level = 0  # of degradation
+        self._floor = BatchFloor(settings.batch_part)
+        self._machine_time = MachineTime()
+        self._divided_ms = now_ms - settings.shares_ms
+        self._is_settled = False  # nothing more fits until something changes
+        self._first: tuple[Hashable, float] | None = None  # next in turn without room, and since when
+
+    def queue(self, flow: Flow) -> FairQueue:
+        return self.batch if flow.klass == BATCH else self.interactive
+
+    # -- replicas -----------------------------------------------------------------------------------------
+
+    def replica_update(self, replica: Replica) -> None:
+        if self.rooms.update(replica):
+            self._is_settled = False
+
+    def replica_gone(self, key: str) -> list[Waiting]:
+        """What was placed there."""
+        lost = [placed.waiting for placed in self.placed.values() if placed.replica == key]
+        for waiting in lost:
+            self.ended(waiting.key)
+        self.rooms.gone(key)
+        self._machine_time.gone(key)
+        return lost
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Something waits that did not, or may run that might not."""
+        self._is_settled = False
+
+    def gone(self, key: Hashable) -> None:
+        """It does not wait any more. A replica that was kept for it is free."""
+        if self._first is not None and self._first[0] == key:
+            self._first, self.rooms.held = None, None
+            self._is_settled = False
+
+    def take(self, now_ms: float) -> Placement | None:
+        if self._is_settled or not self.rooms.has_room(WITHIN):
+            return None
+        if now_ms - self._divided_ms >= self._settings.shares_ms:
+            self.divide(now_ms)
+        for queue, standing, idle_only in self._precedence():
+            if placement := self._take_from(queue, standing, idle_only, now_ms):
+                return placement
+        self._is_settled = True
+        return None
+
+    def prefilled(self, key: Hashable) -> None:
+        placed = self.placed.get(key)
+        if placed is not None and not placed.is_prefilled:
+            placed.is_prefilled = True
+            self.rooms.prefilled(placed.replica, placed.waiting)
+            self._is_settled = False
+
+    def ended(self, key: Hashable) -> Placed | None:
+        placed = self.placed.pop(key, None)
+        if placed is not None:
+            self.rooms.ended(placed.replica, placed.waiting, was_prefilled=placed.is_prefilled)
+            self.queue(placed.waiting.flow).stop(placed.waiting)
+            self._is_settled = False
+        return placed
+
+    def undone(self, key: Hashable) -> None:
+        """It did not run after all: what was charged for it is given back."""
+        placed = self.ended(key)
+        if placed is None:
+            return
+        flow, back_us = placed.waiting.flow, placed.charged_us
+        if placed.is_account:
+            back_us = self._machine_time.refund(placed.replica, flow, back_us)
+        self._charge(flow, -back_us, placed.waiting.weight)
+
+    def worked(self, replica: str, flow: Flow, total_us: int) -> None:
+        if replica in self.rooms and (cost_us := self._machine_time.worked(replica, flow, total_us)):
+            state = self.queue(flow).flows.get(flow)
+            self._charge(flow, cost_us, state.weight if state else 1.0)
+
+    # -- time ---------------------------------------------------------------------------------------------
+
+    def divide(self, now_ms: float) -> None:
+        """The fleet's rows anew among the flows."""
+        self._divided_ms = now_ms
+        self.interactive.divide(self.rooms.capacity)
+        self.batch.divide(self.rooms.capacity)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _precedence(self) -> Iterator[tuple[FairQueue, int | None, bool]]:
+        """Queues, the standing of all that is in them (None: each flow its own), and whether only idle
+        replicas are for them."""
+        if self._floor.is_due and self.batch.depth:
+            yield self.batch, WITHIN, False
+        if self.interactive.depth:
+            yield self.interactive, None, False
+        if self.batch.depth:
+            yield self.batch, YIELDS_TO_ALL, self.level >= BATCH_TO_FLOOR
+
+    def _take_from(
+        self, queue: FairQueue, standing: int | None, idle_only: bool, now_ms: float
+    ) -> Placement | None:
+        is_first = True
+        for state in queue.turns(with_over=standing is not None or self.rooms.has_room(OVER)):
+            head = state.waiting.head()
+            assert head is not None
+            own = standing if standing is not None else OVER if state.is_over else WITHIN
+            is_limited = own == OVER and self._is_at_limit(queue, state, head)
+            key = self.rooms.choose(
+                head,
+                own,
+                idle_only=idle_only or is_limited,
+                may_use_held=self._first is not None and self._first[0] == head.key,
+            )
+            if key is not None:
+                return self._place(queue, head, key)
+            if is_first and not idle_only and not is_limited:
+                self._keep_room(head, now_ms)
+            is_first = False
+        return None
+
+    def _is_at_limit(self, queue: FairQueue, state: FlowState, head: Waiting) -> bool:
+        """An over-share flow leaves a part of its max-min share free, so that others find room at once."""
+        if not state.running_rows:
+            return False
+        most = self._settings.over_part * queue.level * state.weight
+        if self.level >= OVER_TO_GUARANTEED:
+            most = min(most, queue.part(state))
+        # Up to a row more: with parts of a row and a half, half the fleet would stand idle otherwise.
+        return state.running_rows + head.choices - 1 >= most
+
+    def _keep_room(self, head: Waiting, now_ms: float) -> None:
+        """The next in turn finds no room: it is not to be overtaken for ever by those that need less."""
+        if self._first is None:
+            self._first = head.key, now_ms
+        key, since_ms = self._first
+        if key == head.key and self.rooms.held is None and now_ms - since_ms >= self._settings.hold_ms:
+            self.rooms.hold_for(head)
+
+    def _place(self, queue: FairQueue, head: Waiting, key: str) -> Placement:
+        replica = self.rooms[key].replica
+        queue.start(head)
+        self.gone(head.key)
+        self.rooms.place(key, head)
+        estimate = WorkEstimate(replica.cost, replica.row_limit)
+        cost_us = round(1000 * estimate.prefill_ms(head))
+        is_account = replica.cost is not None
+        if is_account:
+            self._machine_time.prepay(key, head.flow, cost_us)
+        else:  # it will not tell what it does
+            cost_us += round(1000 * estimate.decode_ms(head))
+        self.placed[head.key] = Placed(head, key, cost_us, is_account)
+        self._charge(head.flow, cost_us, head.weight)
+        return Placement(head, key)
+
+    def _charge(self, flow: Flow, cost_us: int, weight: float) -> None:
+        queue = self.queue(flow)
+        queue.charge(flow, cost_us, weight)
+        was_due = self._floor.is_due
+        is_batch = queue is self.batch
+        self._floor.worked(cost_us, len(self.rooms), is_batch=is_batch, is_wanted=bool(self.batch.flows))
+        if self._floor.is_due != was_due:
+            self._is_settled = False

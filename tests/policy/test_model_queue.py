@@ -1,0 +1,443 @@
+"""One model version's queue: whose turn it is, where it runs, who is refused, dropped or hurried."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from policy.flow import BATCH, BATCH_URGENT, INTERACTIVE, Flow
+from policy.model_queue import ModelQueue, QueueSettings, Replica
+from tests.policy.queue_fleet import COST, Fleet, replica_make, waiting_make
+
+
+def queue_make(*replicas: Replica, settings: QueueSettings | None = None) -> ModelQueue:
+    queue = ModelQueue(settings or QueueSettings(), 0.0)
+    queue.replicas_set(replicas or [replica_make()])
+    return queue
+
+
+def taken(queue: ModelQueue, now_ms: float = 0.0) -> list[object]:
+    keys = []
+    while placement := queue.take(now_ms):
+        keys.append(placement.waiting.key)
+    return keys
+
+
+# -- turns ------------------------------------------------------------------------------------------------
+
+
+def test_requests_of_a_tenant_start_by_deadline_and_tenants_take_turns() -> None:
+    queue = queue_make()
+    for number, (tenant, deadline_ms) in enumerate([("a", 9000), ("a", 5000), ("b", 9500), ("a", 7000)]):
+        queue.submit(waiting_make(number, tenant, deadline_ms=deadline_ms, prompt=100), 0)
+    assert taken(queue) == [1, 2, 3]  # then the window is full
+    queue.replica_update(replica_make(rows=3))
+    for key in (1, 2, 3):
+        queue.prefilled(key)
+    assert taken(queue) == [0]
+
+
+def test_a_thousand_keys_of_a_tenant_are_one_tenant() -> None:
+    """The queue is told the tenant; nothing else makes a flow."""
+    fleet = Fleet(1)
+    for _ in range(300):
+        fleet.submit("many keys", output=100, deadline_ms=1e6)
+    fleet.submit("one key", output=100, deadline_ms=1e6)
+    assert fleet.started.get(301) is None
+    fleet.advance(300)
+    assert fleet.started[301] <= 200
+
+
+def test_batch_waits_for_interactive_requests() -> None:
+    queue = queue_make()
+    queue.submit(waiting_make(1, klass=BATCH, deadline_ms=1e8, prompt=300), 0)
+    queue.submit(waiting_make(2, prompt=300), 0)
+    assert taken(queue) == [2]
+    queue.prefilled(2)
+    queue.replica_update(replica_make(rows=1))
+    assert taken(queue) == [1]
+
+
+def test_a_replica_that_refused_it_gives_it_back_its_old_place_and_what_it_was_charged() -> None:
+    queue = queue_make(replica_make("r0"), replica_make("r1"))
+    for number in range(3):
+        queue.submit(waiting_make(number, "a", prompt=300), 0)
+    placement = queue.take(0)
+    assert placement is not None
+    assert placement.waiting.key == 0
+    queue.replica_update(replica_make(placement.replica, takes_more=False))
+    queue.requeue(placement.waiting, 10)
+    assert queue.depth(INTERACTIVE) == 3
+    queue.submit(waiting_make(9, "b", prompt=300), 10)
+    assert taken(queue, 20) == [0]  # a was charged nothing, so it is still a's turn
+    queue.replica_update(replica_make("r0"))
+    assert taken(queue, 30) == [9]
+
+
+def test_without_costs_everything_is_charged_at_once_and_given_back_at_once() -> None:
+    queue = queue_make(replica_make(cost=None), replica_make("r1", cost=None))
+    queue.submit(waiting_make(1, "a", prompt=300), 0)
+    queue.submit(waiting_make(2, "b", prompt=300), 0)
+    first = queue.take(0)
+    assert first is not None
+    queue.requeue(first.waiting, 0)
+    again = queue.take(0)
+    assert again is not None
+    assert again.waiting.key == first.waiting.key == 1
+
+
+def test_what_is_neither_waiting_nor_placed_is_nobodys() -> None:
+    queue = queue_make()
+    assert queue.remove(1) is None
+    queue.ended(1, 0)
+    queue.prefilled(1)
+    queue.worked("unknown", Flow("a", INTERACTIVE), 100)
+    assert queue.replica_gone("unknown") == []
+    waiting = waiting_make(1)
+    queue.submit(waiting, 0)
+    for state in ("waits", "runs"):
+        with pytest.raises(ValueError, match="here already"):
+            queue.submit(waiting_make(1), 0)
+        assert state == "runs" or taken(queue) == [1]
+
+
+def test_a_lost_request_without_charge_may_be_queued_again() -> None:
+    queue = queue_make(replica_make("r0"))
+    queue.submit(waiting_make(1), 0)
+    assert taken(queue) == [1]
+    (lost,) = queue.replica_gone("r0")
+    assert queue.flows() == []
+    queue.replica_update(replica_make("r1"))
+    queue.requeue(lost, 5)
+    placement = queue.take(5)
+    assert placement is not None
+    assert placement.replica == "r1"
+
+
+# -- shares -----------------------------------------------------------------------------------------------
+
+
+def test_a_flow_over_its_share_leaves_a_part_of_the_fleet_to_others() -> None:
+    fleet = Fleet(2, row_limit=10)
+    fleet.submit("quiet", output=4000, deadline_ms=1e6)
+    for _ in range(100):
+        fleet.submit("noisy", prompt=16, output=4000, deadline_ms=1e6)
+    fleet.advance(2000)
+    assert fleet.queue.over_share() == {Flow("noisy", INTERACTIVE)}
+    (noisy,) = [view for view in fleet.queue.flows() if view.flow.tenant == "noisy"]
+    assert noisy.running == 15  # 0.8 of 19
+    assert noisy.is_over
+    number, _ = fleet.submit("quiet", output=10)
+    assert fleet.started[number] == fleet.now_ms
+
+
+def test_a_lone_flow_may_have_everything() -> None:
+    fleet = Fleet(2, row_limit=10)
+    for _ in range(100):
+        fleet.submit("noisy", prompt=16, output=4000, deadline_ms=1e6)
+    fleet.advance(2000)
+    assert fleet.queue.over_share() == frozenset()
+    assert len(fleet.started) == 20
+
+
+def test_a_flow_over_its_share_may_use_an_idle_replica() -> None:
+    """Its limit protects others' rows; an idle replica is in nobody's way."""
+    queue = queue_make(replica_make("r0", row_limit=2), replica_make("r1", row_limit=2))
+    queue.submit(waiting_make(0, "b", prompt=16), 0)
+    for number in range(1, 5):
+        queue.submit(waiting_make(number, "a", prompt=16), 0)
+    assert len(taken(queue)) >= 2
+    queue.replica_update(replica_make("r1", row_limit=2, rows=0))
+    assert taken(queue) != []
+
+
+def test_two_tenants_of_weights_one_and_three_are_served_one_to_three() -> None:
+    fleet = Fleet(2)
+    for _ in range(400):
+        fleet.submit("one", weight=1.0, output=60, deadline_ms=1e7)
+        fleet.submit("three", weight=3.0, output=60, deadline_ms=1e7)
+    fleet.advance(3_000)
+    before = fleet.service_ms(["one", "three"])
+    fleet.advance(20_000)
+    after = fleet.service_ms(["one", "three"])
+    served = {tenant: after[tenant] - before[tenant] for tenant in after}
+    assert served["three"] / served["one"] == pytest.approx(3, rel=0.1)
+
+
+# -- refusals and drops -----------------------------------------------------------------------------------
+
+
+def test_what_no_replica_can_hold_is_refused_and_what_none_can_hold_any_more_is_given_back() -> None:
+    queue = queue_make(replica_make("small", max_tokens=100), replica_make("large", max_tokens=1000))
+    refusal = queue.submit(waiting_make(1, prompt=1000), 0)
+    assert refusal is not None
+    assert (refusal.code, refusal.retry_after_ms, refusal.used, refusal.limit) == (
+        "unservable",
+        0,
+        1001,
+        1000,
+    )
+    queue.replica_update(replica_make("large", max_tokens=1000, takes_more=False))
+    assert queue.submit(waiting_make(2, prompt=500), 0) is None
+    assert queue.submit(waiting_make(3, prompt=50), 0) is None
+    assert queue.unservable() == []
+    queue.replica_gone("large")
+    assert [waiting.key for waiting in queue.unservable()] == [2]
+    assert queue.unservable() == []
+    queue.replicas_set([])
+    assert queue.unservable() == []  # one may come
+    assert queue.submit(waiting_make(4, prompt=10**6, deadline_ms=1e9), 0) is None
+
+
+def test_what_would_be_late_is_dropped_before_it_starts() -> None:
+    queue = queue_make(replica_make(takes_more=False))
+    queue.submit(waiting_make(1, deadline_ms=1000, prompt=500), 0)  # 100 ms of prompt beside decodes
+    queue.submit(waiting_make(2, deadline_ms=2000, prompt=500), 0)
+    assert queue.expired(900) == []
+    queue.replica_update(replica_make())
+    assert taken(queue, 901) == [2]
+    assert [waiting.key for waiting in queue.expired(901)] == [1]
+    assert queue.expired(901) == []
+    assert queue.depth(INTERACTIVE) == 0
+
+
+def test_a_backlog_is_refused_by_its_own_tenants_deadline_and_the_refusal_leaves_nothing() -> None:
+    queue = queue_make(replica_make(takes_more=False))
+    refusals = [queue.submit(waiting_make(number, "a", output=200), 0) for number in range(60)]
+    admitted = refusals.count(None)
+    assert 0 < admitted < 60
+    assert all(refusal is not None for refusal in refusals[admitted:])
+    assert queue.depth(INTERACTIVE) == admitted
+    assert queue.submit(waiting_make("other", "b", output=200), 0) is None
+
+
+def test_an_overloaded_model_takes_no_batch_and_nothing_more_of_flows_over_their_share() -> None:
+    """Replicas do nothing for seconds, which no expectation foresaw."""
+    queue = queue_make(replica_make(row_limit=2, takes_more=False))
+    for number in range(6):
+        assert queue.submit(waiting_make(number, "ab"[number % 2], output=10), 0) is None
+    for now_ms in range(250, 3001, 250):
+        queue.tick(now_ms)
+    queue.replica_update(replica_make(row_limit=2))
+    assert taken(queue, 3000) == [0]  # of two rows, those over their share have one
+    queue.tick(3500)
+    batch = queue.submit(waiting_make("batch", klass=BATCH, deadline_ms=1e8), 3500)
+    over = queue.submit(waiting_make("over", "a", at_ms=3500), 3500)
+    within = queue.submit(waiting_make("within", "c", at_ms=3500), 3500)
+    assert batch is not None
+    assert over is not None
+    assert (batch.code, over.code, within) == ("shed", "shed", None)
+    assert 1000 <= over.retry_after_ms <= 1200
+
+
+def test_the_cutoff_turns_tenants_away_while_even_those_within_their_share_wait() -> None:
+    fleet = Fleet(1)
+    guards = fleet.queue._entrance.guards
+    guards._cutoff.cutoff = -1
+    _, refusal = fleet.submit("a")
+    assert refusal is not None
+    assert (refusal.code, refusal.limit) == ("shed", -1)
+
+
+def test_two_times_the_load_for_a_minute_loses_no_capacity_and_starts_nothing_late() -> None:
+    fleet, number = Fleet(4), 0
+    deadlines: dict[object, float] = {}
+    refusals = 0
+    while fleet.now_ms < 60_000:
+        fleet.advance(50)
+        for _ in range(3):  # 60 a second of 150 ms each, for 4 replicas
+            number += 1
+            key, refusal = fleet.submit(f"tenant {number * 7 % 20}", prompt=300, output=60)
+            refusals += refusal is not None
+            deadlines[key] = fleet.now_ms + 10_000
+    assert fleet.busy_ms >= 0.95 * 4 * fleet.now_ms
+    assert all(at_ms <= deadlines[key] for key, at_ms in fleet.started.items())
+    assert refusals > 0.3 * number
+    assert len(fleet.expired) < 0.05 * len(fleet.started)
+
+
+def test_clients_that_come_back_when_told_get_in() -> None:
+    fleet, number, rng = Fleet(4), 0, Random(1)
+    back: list[tuple[float, int, str]] = []
+    returned = admitted = 0
+    while fleet.now_ms < 60_000:
+        fleet.advance(50)
+        due, back = [b for b in back if b[0] <= fleet.now_ms], [b for b in back if b[0] > fleet.now_ms]
+        for _, prompt, tenant in due:
+            returned += 1
+            admitted += fleet.submit(tenant, prompt=prompt, output=60, is_retry=True)[1] is None
+        for _ in range(3):
+            number += 1
+            tenant, prompt = f"tenant {rng.randrange(20)}", rng.randint(200, 400)
+            _, refusal = fleet.submit(tenant, prompt=prompt, output=60, is_retry=False)
+            if refusal is not None and rng.random() < 0.2:
+                back.append((fleet.now_ms + refusal.retry_after_ms, prompt, tenant))
+    assert returned > 50
+    assert admitted >= 0.9 * returned
+
+
+# -- batch ------------------------------------------------------------------------------------------------
+
+
+def test_batch_keeps_a_tenth_of_the_machine_time_under_saturation() -> None:
+    fleet, number = Fleet(2), 0
+    for _ in range(40):
+        fleet.submit("bulk", BATCH, output=100, deadline_ms=1e8)
+    while fleet.now_ms < 120_000:
+        number += 1
+        fleet.submit(f"chat {number % 5}", prompt=300, output=60)
+        fleet.submit("bulk", BATCH, output=100, deadline_ms=1e8)
+        fleet.advance(50)
+    batch_ms = fleet.served_ms[Flow("bulk", BATCH)]
+    assert fleet.busy_ms >= 0.99 * 2 * fleet.now_ms
+    assert 0.095 <= batch_ms / fleet.busy_ms <= 0.15
+
+
+def test_batch_whose_deadline_is_near_is_served_among_interactive_requests() -> None:
+    queue = queue_make(replica_make(takes_more=False))
+    queue.submit(
+        waiting_make(1, "bulk", BATCH, weight=2.0, deadline_ms=20_000, output=100), 0
+    )  # 3 s of service
+    queue.tick(13_900)
+    assert queue.flows()[0].flow == Flow("bulk", BATCH)
+    queue.tick(14_000)
+    (view,) = queue.flows()
+    assert (view.flow, view.weight) == (Flow("bulk", BATCH_URGENT), 0.5)
+    assert (queue.depth(BATCH), queue.depth(INTERACTIVE), queue.tenants()) == (1, 0, 1)
+    assert queue.oldest_ms(BATCH) == 14_000
+    queue.replica_update(replica_make())
+    assert taken(queue, 14_000) == [1]
+    queue.worked("r0", Flow("bulk", BATCH_URGENT), 5_000_000)
+    queue.ended(1, 15_000)
+    assert queue.tenants() == 0
+
+
+def test_batch_that_left_is_not_hurried() -> None:
+    queue = queue_make(replica_make(takes_more=False))
+    queue.submit(waiting_make(1, "bulk", BATCH, deadline_ms=20_000), 0)
+    assert queue.remove(1) is not None
+    queue.tick(19_000)
+    assert queue.flows() == []
+
+
+def test_at_the_first_level_batch_only_has_its_floor_and_idle_replicas() -> None:
+    queue = queue_make(replica_make("r0", rows=1))
+    queue.submit(waiting_make(1, klass=BATCH, deadline_ms=1e8), 0)
+    queue._placer.level = 1
+    assert taken(queue) == []
+    queue.replica_update(replica_make("r1"))
+    assert taken(queue) == [1]
+
+
+# -- room that is kept ------------------------------------------------------------------------------------
+
+
+def test_a_large_request_is_not_overtaken_for_ever() -> None:
+    queue = queue_make(replica_make(rows=4, free=100), replica_make("r1", rows=4, free=50))
+    queue.submit(waiting_make("large", "a", prompt=16 * 120, deadline_ms=60_000), 0)
+    queue.submit(waiting_make(1, "b", prompt=16, deadline_ms=60_000), 0)
+    assert taken(queue, 0) == [1]
+    queue.submit(waiting_make(2, "b", prompt=16, deadline_ms=60_000), 600)
+    assert taken(queue, 600) == [2]  # on the other one: this is when the first is kept
+    queue.replica_update(replica_make("r1", rows=4, free=50, takes_more=False))
+    queue.submit(waiting_make(3, "b", prompt=16, deadline_ms=60_000), 700)
+    assert taken(queue, 700) == []
+    queue.replica_update(replica_make(rows=2, free=200))
+    placement = queue.take(800)
+    assert placement is not None
+    assert (placement.waiting.key, placement.replica) == ("large", "r0")
+    queue.prefilled("large")
+    queue.replica_update(replica_make(rows=3, free=100))
+    assert taken(queue, 900) == [3]
+
+
+def test_room_is_kept_elsewhere_when_the_replica_is_gone() -> None:
+    queue = queue_make(replica_make(rows=4, free=100))
+    queue.submit(waiting_make("large", "a", prompt=16 * 120), 0)
+    assert taken(queue, 0) == []
+    queue.tick(600)
+    assert taken(queue, 600) == []
+    queue.replica_gone("r0")
+    queue.replica_update(replica_make("r1", rows=4, free=100))
+    queue.submit(waiting_make(1, "b", prompt=16), 700)
+    assert taken(queue, 700) == []
+    queue.replica_update(replica_make("r1", rows=2, free=200))
+    assert taken(queue, 900) == ["large"]
+
+
+@pytest.mark.parametrize("leaves", ["removed", "expired"])
+def test_room_is_kept_for_nobody_who_left(leaves: str) -> None:
+    queue = queue_make(replica_make(rows=4, free=100))
+    queue.submit(waiting_make("large", "a", prompt=16 * 120, deadline_ms=5_000), 0)
+    assert taken(queue, 0) == []
+    queue.tick(600)
+    assert taken(queue, 600) == []
+    queue.submit(waiting_make(1, "b", prompt=16, deadline_ms=60_000), 700)
+    assert taken(queue, 700) == []
+    if leaves == "removed":
+        queue.remove("large")
+    assert taken(queue, 6_000 if leaves == "expired" else 800) == [1]
+
+
+# -- levels and views -------------------------------------------------------------------------------------
+
+
+def test_levels_rise_with_what_most_tenants_wait_and_each_change_is_told_once() -> None:
+    fleet, number = Fleet(1), 0
+    while fleet.now_ms < 30_000:
+        number += 1
+        fleet.submit(f"tenant {number % 4}", prompt=300, output=60)
+        fleet.advance(50)
+    assert fleet.queue.level >= 2
+    assert fleet.changes[0].before == 0
+    assert all(earlier.after == later.before for earlier, later in pairwise(fleet.changes))
+    assert fleet.queue.wait_ms > 3_000
+    fleet.advance(100_000)
+    assert fleet.queue.level == 0
+    assert fleet.changes[-1].after == 0
+
+
+def test_one_tenants_backlog_raises_no_level_for_the_others() -> None:
+    fleet = Fleet(1)
+    for _ in range(600):
+        fleet.submit("noisy", output=400, deadline_ms=600_000)
+    while fleet.now_ms < 30_000:
+        for tenant in ("quiet", "calm"):
+            assert fleet.submit(tenant, prompt=50, output=10)[1] is None
+        fleet.advance(500)
+    assert fleet.queue.level == 0
+    assert fleet.queue.depth(INTERACTIVE) > 400
+    assert fleet.expired == []
+
+
+def test_at_the_second_level_flows_over_their_share_get_that_and_no_more() -> None:
+    fleet = Fleet(1, row_limit=10)
+    fleet.queue._placer.level = 2
+    for tenant in "ab":
+        fleet.submit(tenant, prompt=16, output=4000, deadline_ms=1e6)
+    for _ in range(50):
+        fleet.submit("noisy", prompt=16, output=4000, deadline_ms=1e6)
+    fleet.advance(200)
+    running = {view.flow.tenant: view.running for view in fleet.queue.flows()}
+    assert running == {"a": 1, "b": 1, "noisy": 4}  # a third of ten, and up to a row more
+
+
+def test_time_that_stands_still_or_goes_back_ticks_nothing() -> None:
+    queue = queue_make()
+    assert queue.tick(0) == []
+    assert queue.tick(-5_000) == []
+    assert queue.drain_rate == pytest.approx(0.8)
+
+
+def test_views() -> None:
+    queue = queue_make(replica_make(cost=COST))
+    queue.submit(waiting_make(1, "a", prompt=300, output=10), 0)
+    queue.submit(waiting_make(2, "b", prompt=300, output=90), 0)
+    queue.submit(waiting_make(3, "a", BATCH, prompt=300, output=90, deadline_ms=1e8), 0)
+    assert taken(queue, 100) == [1]
+    first, *_, last = queue.flows()
+    assert (first.queued, first.running, last.queued, last.running) == (1, 0, 0, 1)
+    assert (queue.tenants(), queue.depth(INTERACTIVE), queue.depth(BATCH)) == (2, 1, 1)
+    assert (queue.oldest_ms(INTERACTIVE), queue.level, queue.wait_ms) == (100, 0, 0.0)
+    queue.remove(2)
+    assert queue.oldest_ms(INTERACTIVE) == 0
