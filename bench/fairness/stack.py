@@ -19,8 +19,8 @@ from bench.sse_client import RequestFailed, Timeline, completion_stream
 from bench.stack import Stack
 
 WORKERS = 2
-CHAT_PROMPT_TOKENS, CHAT_OUTPUT_TOKENS = 128, 32
-NOISE_PROMPT_TOKENS, NOISE_OUTPUT_TOKENS = 64, 1024
+CHAT_PROMPT_TOKENS, CHAT_OUTPUT_TOKENS = 256, 32
+NOISE_PROMPT_TOKENS, NOISE_OUTPUT_TOKENS = 64, 400
 WARM_UP_CHATS = 8
 SETTLE_S = 15.0  # the noise is established, and the step costs of full batches are learned
 MOST_TIMES, MOST_ABOVE_MS = 2.0, 250.0

@@ -5,47 +5,29 @@ import sys
 from bench.mutate.mutation import Mutation, Suite, suite_run
 
 DISPATCHER = "platform/dispatch/dispatcher.py"
+SUBMITTING = "platform/dispatch/submitting.py"
+REQUESTS = "platform/dispatch/requests.py"
+REPORTING = "platform/dispatch/reporting.py"
+JOINING = "platform/dispatch/joining.py"
+PLACING = "platform/dispatch/placing.py"
+ANNOUNCING = "platform/dispatch/announcing.py"
+ANSWERS = "platform/dispatch/answers.py"
+VIEWS = "platform/dispatch/views.py"
 FLEET = "platform/dispatch/fleet.py"
 MEMBERS = "platform/dispatch/members.py"
-BACKLOG = "platform/dispatch/backlog.py"
-QUEUES = "platform/dispatch/queues.py"
+VERSIONS = "platform/dispatch/versions.py"
 SERVER = "platform/dispatch/server.py"
 PREFILL = "platform/dispatch/prefill.py"
 PREFIXES = "platform/dispatch/prefixes.py"
 PLACEMENT = "platform/policy/placement.py"
 
 MUTATIONS = [
-    Mutation("other weights", MEMBERS, "if w.hello.digest == digest and w.takes_rows]", "if w.takes_rows]"),
-    Mutation(
-        "no arrival order",
-        QUEUES,
-        "request.arrived_ms, request.sequence,",
-        "request.arrived_ms, -request.sequence,",
-    ),
-    Mutation("resubmitted goes last", DISPATCHER, "klass, now_ms - waited_ms,", "klass, now_ms,"),
-    Mutation("batch first", QUEUES, "CLASSES = (INTERACTIVE, BATCH)", "CLASSES = (BATCH, INTERACTIVE)"),
-    Mutation("batch overtakes", DISPATCHER, "return  # strict order", "break  # strict order"),
-    Mutation("no prefill window", PLACEMENT, "< PREFILL_WINDOW_TOKENS", "< 10**9"),
-    Mutation("a run is never reported", FLEET, "self._unreported_tokens -= self", "0 and self"),
+    Mutation("a run is never reported", FLEET, "self._unreported_tokens -= self", "self"),
     Mutation("a report covers every run", FLEET, "self._unreported[0][0] <= report.runs", "True"),
     Mutation("a run in flight is nothing", FLEET, "self._unreported_tokens += tokens", "pass"),
     Mutation("blocks stay claimed", FLEET, "self._unprefilled_blocks -= self._blocks(request)", "pass"),
     Mutation("placed blocks not counted", FLEET, "free_blocks - self._unprefilled_blocks", "free_blocks"),
-    Mutation("row limit ignored", PLACEMENT, "replica.rows + choices <= replica.max_rows", "True"),
     Mutation("choices are one row", FLEET, "self._rows += request.choices", "self._rows += 1"),
-    Mutation(
-        "idle replica counts rows",
-        PLACEMENT,
-        "(idle or replica.rows + choices <=",
-        "(replica.rows + choices <=",
-    ),
-    Mutation("rows on a prefill worker", MEMBERS, "== digest and w.takes_rows]", "== digest]"),
-    Mutation(
-        "prefill worker serves",
-        MEMBERS,
-        "self.workers.values() if w.takes_rows}",
-        "self.workers.values()}",
-    ),
     Mutation("anybody helps", PREFILL, "other.hello.serves == PREFILL", "other is not worker"),
     Mutation("helper of other numbers", PREFILL, ") == weights", ") is not None"),
     Mutation("silent helper", PREFILL, "other.may_take(now_ms)", "True"),
@@ -53,7 +35,12 @@ MUTATIONS = [
     Mutation("held prefixes ignored", PREFILL, "worker.prefixes.cached_tokens(submit)", "0"),
     Mutation("held prefixes kept", PREFIXES, "self._held.difference_update(report.evicted)", "pass"),
     Mutation("held prefixes not forgotten", PREFIXES, "self._held.clear()", "pass"),
-    Mutation("prefix with a hole", PREFIXES, "                    break", "                    continue"),
+    Mutation(
+        "prefix with a hole",
+        PREFIXES,
+        "                break",
+        "                holders = [*alike.values()][0]",
+    ),
     Mutation(
         "short prompts move",
         PLACEMENT,
@@ -63,14 +50,6 @@ MUTATIONS = [
     Mutation("helper far behind", PLACEMENT, "r.pending_tokens < PREFILL_BACKLOG_TOKENS", "True"),
     Mutation("helper never free", FLEET, "helper.pending_tokens -= request.prompt_tokens", "pass"),
     Mutation("helped prompts fill the window", FLEET, "if helper is None else 0", ""),
-    Mutation("no pool for long prompts", PLACEMENT, "return is_other_pool, replica", "return replica"),
-    Mutation("idle replica must have room", PLACEMENT, "idle = replica.rows == 0", "idle = False"),
-    Mutation(
-        "unservable prompt waits", DISPATCHER, "if not any(is_servable", "if False and not any(is_servable"
-    ),
-    Mutation(
-        "suspect cannot serve", DISPATCHER, "for w in holders):", "for w in holders if w.may_take(now_ms)):"
-    ),
     Mutation(
         "suspect gets requests",
         FLEET,
@@ -80,57 +59,54 @@ MUTATIONS = [
     Mutation("draining gets requests", FLEET, "return not self.draining and", "return"),
     Mutation("drain is not heard", FLEET, "self.draining or report.draining", "self.draining"),
     Mutation("full is asked at once", FLEET, "and now_ms >= self.paused_until_ms", ""),
-    Mutation("expired request runs", DISPATCHER, "if request.deadline_ms <= now_ms:", "if False:"),
-    Mutation("expired request stays", BACKLOG, "if r.deadline_ms <= now_ms", "if False"),
     Mutation(
-        "whole deadline again", DISPATCHER, "deadline_ms=left_ms)", "deadline_ms=request.submit.deadline_ms)"
+        "whole deadline again",
+        PLACING,
+        "deadline_ms=max(1, int(request.deadline_ms - now_ms)),",
+        "deadline_ms=request.submit.deadline_ms,",
     ),
-    Mutation("no queue bound", DISPATCHER, ">= self._limits.queue_depth", ">= 10**9"),
-    Mutation("nobody serves: waits", BACKLOG, "if unserved_ms >= grace_ms:", "if False:"),
     Mutation(
         "cancel leaves the queue",
-        DISPATCHER,
-        "            self._backlog.remove(request)\n            self._end(request, cancel.reason",
-        "            self._end(request, cancel.reason",
+        SUBMITTING,
+        "            self._versions.unqueue(request)\n",
+        "",
     ),
     Mutation(
         "cancel not sent on",
-        DISPATCHER,
+        SUBMITTING,
         "worker.peer.send(CancelRow(row=request.row,",
         "(CancelRow(row=request.row,",
     ),
-    Mutation("refusal forgets cancel", DISPATCHER, "if request.cancel_reason:", "if False:"),
-    Mutation("refused is dropped", DISPATCHER, "self._backlog.push(request)", "pass"),
+    Mutation("refusal forgets cancel", REPORTING, "is not None and not request.cancel_reason", "is not None"),
+    Mutation("refused is dropped", REPORTING, "version.queue.requeue(waiting, now_ms)", "pass"),
+    Mutation(
+        "forgotten attempt is answered", REPORTING, "rows.get(request.row) is request", "rows is not None"
+    ),
+    Mutation("reason of a refusal is lost", REPORTING, "message, reason=refused.code", "message"),
     Mutation(
         "refused stays placed",
-        DISPATCHER,
+        REPORTING,
         'request.worker, request.prefilled = "", False',
         "request.prefilled = False",
     ),
     Mutation(
         "submitted twice runs twice",
-        DISPATCHER,
+        SUBMITTING,
         "if known := gateway.rows.get(row):",
         "if (known := gateway.rows.get(row)) and False:",
     ),
-    Mutation("second answer withheld", DISPATCHER, "if known.worker:  #", "if False:  #"),
-    Mutation("ended row stays placed", DISPATCHER, "for row in report.ended:", "for row in []:"),
+    Mutation("second answer withheld", SUBMITTING, "if known.worker:  #", "if False:  #"),
+    Mutation("ended row stays placed", REPORTING, "for row in report.ended:", "for row in []:"),
     Mutation("gateway keeps ended rows", FLEET, "del self.rows[request.row]", "pass"),
     Mutation(
-        "gateway loses other's row",
-        FLEET,
-        "if self.rows.get(request.row) is request:",
-        "if request.row in self.rows:",
-    ),
-    Mutation(
         "lost worker keeps rows",
-        DISPATCHER,
-        "                gateway.release(request)\n        self._members",
-        "                pass\n        self._members",
+        JOINING,
+        "                gateway.release(request)\n        version",
+        "                pass\n        version",
     ),
-    Mutation("lost worker untold", DISPATCHER, "self._members.tell_gateways(WorkerDown(", "(WorkerDown("),
+    Mutation("lost worker untold", JOINING, "self._members.tell_gateways(WorkerDown(", "(WorkerDown("),
     Mutation("silent worker lives", FLEET, "> DEAD_MS", "> 10**9"),
-    Mutation("silent worker stays connected", DISPATCHER, "worker.peer.abort(cause)", "pass"),
+    Mutation("silent worker stays connected", JOINING, "worker.peer.abort(cause)", "pass"),
     Mutation("own absence is silence", MEMBERS, "if absent_ms <= 0:", "if True:"),
     Mutation("own absence spends grace", MEMBERS, "gateway.lost_ms += absent_ms", "pass"),
     Mutation(
@@ -141,39 +117,131 @@ MUTATIONS = [
     ),
     Mutation("no time to return", MEMBERS, "> self._limits.gateway_grace_ms", "> -1"),
     Mutation("silent gateway kept", MEMBERS, "> self._limits.gateway_silence_ms", "> 10**9"),
-    Mutation("forgotten gateway connected", DISPATCHER, 'gateway.peer.abort("silent for too long")', "pass"),
+    Mutation("forgotten gateway connected", JOINING, 'gateway.peer.abort("silent for too long")', "pass"),
     Mutation(
         "forgotten gateway's queue",
-        DISPATCHER,
-        "        for request in gateway.rows.values():\n            self._backlog.remove(request)\n",
+        JOINING,
+        "        for request in gateway.rows.values():\n            self._versions.unqueue(request)\n",
         "",
     ),
-    Mutation("workers not told", DISPATCHER, "self._members.tell_workers(GatewayGone(", "(GatewayGone("),
-    Mutation("running rows not believed", DISPATCHER, "if now_ms > trusted_until_ms or", "if True or"),
-    Mutation("lost rows believed", DISPATCHER, "if now_ms > trusted_until_ms or (", "if ("),
-    Mutation("row believed in two places", DISPATCHER, "or (known and known.worker)", ""),
+    Mutation("workers not told", JOINING, "self._members.tell_workers(GatewayGone(", "(GatewayGone("),
+    Mutation("running rows not believed", JOINING, "if now_ms > self._trusted_until_ms or", "if True or"),
+    Mutation("lost rows believed", JOINING, "if now_ms > self._trusted_until_ms or (", "if ("),
+    Mutation("row believed in two places", JOINING, "or (known and known.worker)", ""),
     Mutation(
         "row believed stays queued",
-        DISPATCHER,
-        "            self._backlog.remove(known)\n",
+        JOINING,
+        "            self._versions.unqueue(known)\n",
         "            pass\n",
     ),
-    Mutation("believed choices are one row", DISPATCHER, "request.adopted_choices = max(1, choices)", "pass"),
-    Mutation("absent gateway never given up", DISPATCHER, "lost_ms=trusted_until_ms)", "lost_ms=1e12)"),
+    Mutation("believed choices are one row", JOINING, "request.adopted_choices = max(1, choices)", "pass"),
+    Mutation("absent gateway never given up", JOINING, "lost_ms=self._trusted_until_ms)", "lost_ms=1e12)"),
     Mutation(
         "closing connection eats requests",
-        DISPATCHER,
-        "if not worker.peer.send(run):",
-        "if worker.peer.send(run) is None:",
+        PLACING,
+        "if not worker.peer.send(",
+        "if None is worker.peer.send(",
     ),
     Mutation("twin takes over", MEMBERS, "if is_other and not other.is_silent(now_ms):", "if False:"),
     Mutation(
         "absurd ages",
-        DISPATCHER,
-        "min(max(submit.waited_ms, 0), self._limits.max_wait_ms)",
+        REQUESTS,
+        "min(max(submit.waited_ms, 0), limits.max_wait_ms)",
         "submit.waited_ms",
     ),
-    Mutation("versions pile up", BACKLOG, "self._forget(digest)", "pass"),
+    Mutation("resubmitted goes last", REQUESTS, "now_ms - waited_ms,", "now_ms,"),
+    Mutation("tenants share a flow", REQUESTS, "flow=Flow(submit.tenant,", 'flow=Flow("",'),
+    Mutation("classes share a flow", REQUESTS, "submit.klass if submit.klass in CLASSES else", ""),
+    Mutation("weights are all one", REQUESTS, "submit.weight if is_weighted else 1.0", "1.0"),
+    Mutation("weights that are none", REQUESTS, "submit.weight > 0 and math.isfinite(submit.weight)", "True"),
+    Mutation("output is not learned", REQUESTS, "if submit.expected_tokens > 0", "if False"),
+    Mutation("cached prompts cost all", REQUESTS, "cached_tokens=cached_tokens,", "cached_tokens=0,"),
+    Mutation("holder of other weights", JOINING, "version.holders[hello.incarnation] = worker", "pass"),
+    Mutation(
+        "rows on a prefill worker",
+        JOINING,
+        "        if worker.takes_rows:\n            version",
+        "        if True:\n            version",
+    ),
+    Mutation(
+        "too long for the newcomer",
+        JOINING,
+        "            self._too_long_end(version)\n            self._members",
+        "            self._members",
+    ),
+    Mutation(
+        "too long for those left",
+        JOINING,
+        "            version.queue.replica_gone(incarnation)\n            self._too_long_end(version)",
+        "            version.queue.replica_gone(incarnation)",
+    ),
+    Mutation("replica is not gone", JOINING, "version.queue.replica_gone(incarnation)", "pass"),
+    Mutation("joins without shares", JOINING, "worker_inform(worker, version)", "pass"),
+    Mutation("joins without pressure", JOINING, "gateway_inform(gateway, self._versions)", "pass"),
+    Mutation("expired request is lost", PLACING, "self._answers.late(request_of(waiting), now_ms)", "pass"),
+    Mutation("pause has no end", PLACING, "version.replicas_refresh(now_ms)", "pass"),
+    Mutation(
+        "urgent batch runs as batch", PLACING, "klass=waiting.flow.klass,", "klass=request.submit.klass,"
+    ),
+    Mutation("placed twice counts", PLACING, "        version.replica_update(worker, now_ms)\n\n\n", "\n\n"),
+    Mutation("prefilled is not heard", REPORTING, "version.queue.prefilled(request)", "pass"),
+    Mutation(
+        "machine time is not heard",
+        REPORTING,
+        "version.queue.worked(incarnation, Flow(",
+        "print((incarnation, Flow(",
+    ),
+    Mutation("ended row stays in the queue", REPORTING, "version.queue.ended(request, now_ms)", "pass"),
+    Mutation(
+        "report is not heard",
+        REPORTING,
+        "worker.takes_rows:\n            version.replica_update(worker, now_ms)",
+        "worker.takes_rows:\n            pass",
+    ),
+    Mutation("cost is not heard", FLEET, "self.cost = StepCost(*report.cost)", "pass"),
+    Mutation("row limit is not heard", FLEET, "row_limit=report.row_limit if report else 0,", "row_limit=0,"),
+    Mutation("closed replica gets requests", FLEET, "takes_more=self.takes_more,", "takes_more=True,"),
+    Mutation("shares told once", ANNOUNCING, "over != version.over or is_due", "over != version.over"),
+    Mutation("shares told always", ANNOUNCING, "over != version.over or is_due", "True"),
+    Mutation("shares of every model", ANNOUNCING, "if worker.hello.digest == version.digest:", "if True:"),
+    Mutation(
+        "end of shares untold",
+        ANNOUNCING,
+        "if over != version.over or",
+        "if over and over != version.over or",
+    ),
+    Mutation(
+        "pressure told once", ANNOUNCING, "if has_changed or (version", "if has_changed or False and (version"
+    ),
+    Mutation(
+        "end of pressure untold",
+        ANNOUNCING,
+        "            has_changed = True",
+        "            has_changed = bool(change.after)",
+    ),
+    Mutation(
+        "pressure that is none told",
+        ANNOUNCING,
+        "        if version.queue.level:\n            gateway",
+        "        if True:\n            gateway",
+    ),
+    Mutation("refusal names no limit", ANSWERS, "name=refusal.name,", ""),
+    Mutation("refusal keeps the request", ANSWERS, "            gateway.release(request)\n", ""),
+    Mutation("refusal without a time", ANSWERS, "retry_after_ms=refusal.retry_after_ms,", ""),
+    Mutation("too long has no reason", ANSWERS, 'reason="too_long" if never_fits else ""', 'reason=""'),
+    Mutation(
+        "least work is shown",
+        VIEWS,
+        "key=lambda pair: (pair[0].queued_us,",
+        "key=lambda pair: (-pair[0].queued_us,",
+    ),
+    Mutation("nobody serves: waits", VERSIONS, "found.append(version)", "pass"),
+    Mutation("nobody serves: stays queued", DISPATCHER, "version.queue.remove(request)", "pass"),
+    Mutation("versions pile up", VERSIONS, "del self._versions[version.digest]", "pass"),
+    Mutation(
+        "served again, still given up", VERSIONS, "                version.unserved_since_ms = None\n", ""
+    ),
+    Mutation("no tick for the queue", DISPATCHER, "version.queue.tick(now_ms), now_ms", "[], now_ms"),
     Mutation("old connection wins", SERVER, "                del self._peers[other]\n", ""),
     Mutation(
         "closed peer stays",
@@ -184,10 +252,11 @@ MUTATIONS = [
     Mutation("stranger stays", SERVER, "self._strangers.pop(connection, None)\n        for", "for"),
 ]
 
+TESTS = ("dispatcher", "admission", "announcing", "prefill", "recovery", "sharing", "simulation")
 SUITE = Suite(
     name="dispatch",
     folders=["gpuworker", "platform/config", "platform/dispatch", "platform/policy", "tests/dispatch"],
-    tests=[f"tests/dispatch/test_{name}.py" for name in ("dispatcher", "prefill", "recovery", "simulation")],
+    tests=[f"tests/dispatch/test_{name}.py" for name in TESTS],
     mutations=MUTATIONS,
 )
 

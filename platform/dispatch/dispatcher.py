@@ -83,7 +83,7 @@ class Dispatcher:
         for gateway in self._members.gone_gateways(now_ms):
             self._joining.gateway_forget(gateway)
         for version in self._versions.hopeless(now_ms):
-            for request in self._members.waiting(version.digest):
+            for request in self._members.waiting(version.digest) if version.is_waited_for else ():
                 version.queue.remove(request)
                 self._answers.no_replica(request)
         for version in self._versions:

@@ -10,9 +10,10 @@ from random import Random
 
 from dispatch.fleet import Worker
 from dispatch.limits import Limits
+from dispatch.prefixes import cached_tokens_most
 from dispatch.requests import Request
 from gpuworker.wire.messages import Submit
-from policy.flow import Flow
+from policy.flow import CLASSES, Flow
 from policy.model_queue import ModelQueue
 
 FORGET_MS = 600_000  # until then a request for a version that lost its last replica is refused sooner
@@ -32,9 +33,13 @@ class Version:
     told_over_ms: float = -math.inf  # and gateways of the level
     told_level_ms: float = -math.inf
 
+    @property
+    def is_waited_for(self) -> bool:
+        return any(self.queue.depth(klass) for klass in CLASSES)
+
     def cached_tokens(self, submit: Submit) -> int:
         """Prompt tokens that need not be computed, on the replica that holds most of them."""
-        return max((worker.prefixes.cached_tokens(submit) for worker in self.holders.values()), default=0)
+        return cached_tokens_most((worker.prefixes for worker in self.holders.values()), submit)
 
     def replicas_refresh(self, now_ms: float) -> None:
         """Silence and pauses begin and end without a message."""

@@ -104,6 +104,7 @@ class Lane:
         row.last_us = now_us
         if not self.rows:
             self.last_us, self.ran_us, self.is_ragged = now_us, row.ran_us, False
+            self.ends.clear()  # it may name rows that have ended
         elif self.last_us != now_us:
             self.is_ragged = True
         self.rows.append(row)

@@ -17,6 +17,7 @@ from policy.waiting import Refusal, Waiting
 BYTES_PER_TOKEN = 4
 LEAST_RETRY_S, MOST_RETRY_S = 1, 60
 RETRY_SPREAD = 0.2  # so that clients refused together do not return together
+BOOKED_PART = 0.9  # of a flow's rate that is booked ahead
 MOST_KEPT = 0.5  # of what may wait, for clients that were told to come back
 
 
@@ -57,8 +58,11 @@ class Admission:
 
     def retry_ms(self, after_ms: float) -> int:
         """What to tell a client that should wait so long."""
-        seconds = min(max(ceil(after_ms / 1000), LEAST_RETRY_S), MOST_RETRY_S)
-        return min(round(1000 * seconds * self._rng.uniform(1, 1 + RETRY_SPREAD)), 1000 * MOST_RETRY_S)
+        return min(self._spread_ms(after_ms), 1000 * MOST_RETRY_S)
+
+    def _spread_ms(self, after_ms: float) -> int:
+        seconds = max(ceil(after_ms / 1000), LEAST_RETRY_S)
+        return round(1000 * seconds * self._rng.uniform(1, 1 + RETRY_SPREAD))
 
     def late(
         self,
@@ -80,8 +84,7 @@ class Admission:
         admit_part = (1 + self._settings.admit_part) / 2 if is_booked else self._settings.admit_part
         allowed_ms = left_ms * admit_part
         backlog_us = state.queued_us if state else 0
-        due_us, booked_us = self.bookings.booked_us(waiting.flow, now_ms)
-        kept_us = 0 if is_booked else due_us
+        kept_us = 0 if is_booked else self.bookings.booked_us(waiting.flow, now_ms)[0]
         backlog_ms = wait_ms(queue, state, waiting.weight, backlog_us, drain)
         kept_ms = min(wait_ms(queue, state, waiting.weight, kept_us, drain), MOST_KEPT * allowed_ms)
         expected_ms = backlog_ms + kept_ms + prefill_ms
@@ -92,12 +95,30 @@ class Admission:
         message = f"its first token would take {used_ms} ms; {limit_ms} ms are left"
         told_ms = 0  # waiting does not help when its prompt alone takes too long
         if prefill_ms <= allowed_ms:
-            all_us = backlog_us + booked_us + waiting.work_us
-            after_ms = wait_ms(queue, state, waiting.weight, all_us, drain) + prefill_ms - allowed_ms
-            told_ms = self.retry_ms(after_ms)
-            if after_ms <= 1000 * MOST_RETRY_S:
-                self.bookings.book(waiting, now_ms + told_ms)
+            told_ms = self.told_ms(queue, waiting, prefill_ms - allowed_ms, drain, now_ms)
         return Refusal("deadline_unmeetable", message, told_ms, used_ms, limit_ms, "wait_ms")
+
+    def told_ms(
+        self,
+        queue: FairQueue,
+        waiting: Waiting,
+        more_ms: float,
+        drain: Drain,
+        now_ms: float,
+        *,
+        least_ms: float = 0.0,
+    ) -> int:
+        """When to come back: after what its flow has here and whom it told before, and `more_ms`. A place is
+        booked, unless that is further off than may be told."""
+        state = queue.flows.get(waiting.flow)
+        _, booked_us = self.bookings.booked_us(waiting.flow, now_ms)
+        all_us = (state.queued_us if state else 0) + booked_us + waiting.work_us
+        after_ms = wait_ms(queue, state, waiting.weight, all_us / BOOKED_PART, drain) + more_ms
+        told_ms = self._spread_ms(max(after_ms, least_ms))
+        if told_ms > 1000 * MOST_RETRY_S:
+            return 1000 * MOST_RETRY_S
+        self.bookings.book(waiting, now_ms + told_ms)
+        return told_ms
 
     def full(self, queue: FairQueue, waiting: Waiting, drain: Drain, now_ms: float) -> Refusal | None:
         """Refused if the class can hold no more. Flows within their part may still add: others filled it."""

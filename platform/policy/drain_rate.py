@@ -1,5 +1,6 @@
-"""How fast work leaves the queue: measured while something waits, for then it is what the fleet can do.
+"""How fast the fleet works: measured while something waits, for then it is what it can do.
 
+What is done counts, not what is started: a fleet that has room takes in more than it can do for a while.
 Kept per replica, so that it follows the fleet's size at once.
 """
 
@@ -20,12 +21,14 @@ class DrainRate:
 
     def __init__(self, now_ms: float) -> None:
         self.per_replica = FIRST_PART
-        self._taken_us = 0
+        self._throughput = 0.0  # whether something waited or not
+        self._done_us = 0
         self.since_ms = now_ms  # of the last tick
         self._ran_dry = True
 
-    def taken(self, work_us: int) -> None:
-        self._taken_us += work_us
+    def done(self, work_us: int) -> None:
+        """A prompt was computed, or an output produced."""
+        self._done_us += work_us
 
     def ran_dry(self) -> None:
         """Nothing waits."""
@@ -36,9 +39,14 @@ class DrainRate:
         elapsed_ms = now_ms - self.since_ms
         if elapsed_ms <= 0:
             return
-        sample = self._taken_us / 1000 / elapsed_ms / max(1, replicas)
-        if replicas and (not self._ran_dry or sample > self.per_replica):
-            self.per_replica += (1 - exp(-elapsed_ms / MEMORY_MS)) * (sample - self.per_replica)
+        sample = self._done_us / 1000 / elapsed_ms / max(1, replicas)
+        factor = 1 - exp(-elapsed_ms / MEMORY_MS)
+        if replicas:
+            self._throughput += factor * (sample - self._throughput)
+            if not self._ran_dry:
+                self.per_replica += factor * (sample - self.per_replica)
+            else:  # less than it can do says nothing, more does, unless it is a single burst
+                self.per_replica = max(self.per_replica, self._throughput)
         least, most = (LEAST_PART, MOST_PART) if is_bounded else (LEAST, inf)
         self.per_replica = min(max(self.per_replica, least), most)
-        self._taken_us, self.since_ms, self._ran_dry = 0, now_ms, False
+        self._done_us, self.since_ms, self._ran_dry = 0, now_ms, False

@@ -11,8 +11,11 @@ from policy.fair_queue import FairQueue
 from policy.flow import BATCH
 from policy.guards import Guards
 from policy.placer import OVER_TO_GUARANTEED, Placer
+from policy.priority_cutoff import OPEN_AFTER_MS
 from policy.queue_settings import QueueSettings
 from policy.waiting import LevelChange, Refusal, Waiting
+
+SHED_MS = OPEN_AFTER_MS  # what an overload lasts at least
 
 
 class Entrance:
@@ -44,7 +47,8 @@ class Entrance:
             queue, waiting, first_token_ms, drain, now_ms, is_booked=is_booked
         )
         if refusal is None and not is_booked and (shed := guards.sheds(queue, waiting, priority)):
-            refusal = self._shed(*shed)
+            told_ms = admission.told_ms(queue, waiting, 0.0, drain, now_ms, least_ms=SHED_MS)
+            refusal = Refusal("shed", shed[0], told_ms, shed[1], shed[2], "priority")
         guards.asked(priority, admitted=refusal is None)
         if refusal is None and booking is not None:
             admission.bookings.redeem(waiting.flow, booking)
@@ -52,13 +56,12 @@ class Entrance:
 
     def started(self, waiting: Waiting, now_ms: float) -> None:
         if waiting.flow.klass != BATCH:
-            self._drain_rate.taken(waiting.work_us)
             self.guards.left(waiting, now_ms)
 
-    def undone(self, waiting: Waiting) -> None:
-        """It did not start after all."""
+    def done(self, waiting: Waiting, work_us: int) -> None:
+        """So much of its work was done."""
         if waiting.flow.klass != BATCH:
-            self._drain_rate.taken(-waiting.work_us)
+            self._drain_rate.done(work_us)
 
     def ran_dry(self) -> None:
         """No interactive request waits."""
@@ -84,8 +87,7 @@ class Entrance:
     def _refuse_batch(self, queue: FairQueue, waiting: Waiting, now_ms: float) -> Refusal | None:
         """Batch waits as long as its deadline allows."""
         if self.guards.is_overloaded:
-            return self._shed("the model is overloaded", 0, 0)
+            return Refusal(
+                "shed", "the model is overloaded", self._admission.retry_ms(SHED_MS), 0, 0, "priority"
+            )
         return self._admission.full(queue, waiting, self.drain, now_ms)
-
-    def _shed(self, message: str, used: int, limit: int) -> Refusal:
-        return Refusal("shed", message, self._admission.retry_ms(0), used, limit, "priority")

@@ -65,8 +65,7 @@ class ModelQueue:
         if waiting.key in self._waiting or waiting.key in self._placer.placed:
             raise ValueError(f"{waiting.key!r} is here already")
         self._now_ms = now_ms
-        work_ms = self._estimate.prefill_ms(waiting) + self._estimate.decode_ms(waiting)
-        waiting.work_us = round(1000 * work_ms)
+        waiting.work_us = self._prefill_us(waiting) + round(1000 * self._estimate.decode_ms(waiting))
         if refusal := self._entrance.refusal(waiting, self._prefill_ms(waiting), now_ms):
             return refusal
         self._sequence += 1
@@ -79,7 +78,6 @@ class ModelQueue:
         """A replica refused it, or was lost: back to its old place."""
         self._now_ms = now_ms
         self._placer.undone(waiting.key)
-        self._entrance.undone(waiting)
         self._enter(waiting)
         self._queue(waiting).push(waiting)
 
@@ -124,11 +122,14 @@ class ModelQueue:
 
     def prefilled(self, key: Hashable) -> None:
         """The prompt of a placed request is computed. Unknown keys are ignored."""
-        self._placer.prefilled(key)
+        if waiting := self._placer.prefilled(key):
+            self._entrance.done(waiting, self._prefill_us(waiting))
 
     def ended(self, key: Hashable, now_ms: float) -> None:
         """A placed request runs no more, for whatever reason. Unknown keys are ignored."""
-        self._placer.ended(key)
+        placed = self._placer.ended(key)
+        if placed is not None and placed.is_prefilled:
+            self._entrance.done(placed.waiting, placed.waiting.work_us - self._prefill_us(placed.waiting))
 
     def worked(self, replica_key: str, flow: Flow, total_us: int) -> None:
         """Machine time the replica gave to the flow since its start: cumulative, so it may be said twice."""
@@ -225,6 +226,10 @@ class ModelQueue:
 
     def _all_states(self) -> list[FlowState]:
         return [state for klass in CLASSES for state in self._states(klass)]
+
+    def _prefill_us(self, waiting: Waiting) -> int:
+        """Machine time of its prompt."""
+        return round(1000 * self._estimate.prefill_ms(waiting))
 
     def _prefill_ms(self, waiting: Waiting) -> float:
         """From its start to its first token."""

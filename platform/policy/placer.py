@@ -95,12 +95,15 @@ class Placer:
         self._is_settled = True
         return None
 
-    def prefilled(self, key: Hashable) -> None:
+    def prefilled(self, key: Hashable) -> Waiting | None:
+        """None: that is known, or nobody knows the request."""
         placed = self.placed.get(key)
-        if placed is not None and not placed.is_prefilled:
-            placed.is_prefilled = True
-            self.rooms.prefilled(placed.replica, placed.waiting)
-            self._is_settled = False
+        if placed is None or placed.is_prefilled:
+            return None
+        placed.is_prefilled = True
+        self.rooms.prefilled(placed.replica, placed.waiting)
+        self._is_settled = False
+        return placed.waiting
 
     def ended(self, key: Hashable) -> Placed | None:
         placed = self.placed.pop(key, None)
@@ -159,6 +162,7 @@ class Placer:
                 own,
                 idle_only=idle_only or is_limited,
                 may_use_held=self._first is not None and self._first[0] == head.key,
+                own_part=self._part_here(queue, state) if own == OVER else 1.0,
             )
             if key is not None:
                 return self._place(queue, head, key)
@@ -176,6 +180,11 @@ class Placer:
             most = min(most, queue.part(state))
         # Up to a row more: with parts of a row and a half, half the fleet would stand idle otherwise.
         return state.running_rows + head.choices - 1 >= most
+
+    def _part_here(self, queue: FairQueue, state: FlowState) -> float:
+        """Of one replica's rows, for an over-share flow: the same as of all replicas'. Where the others leave
+        much over, who came first would have all of it for as long as its rows last."""
+        return self._settings.over_part * queue.level * state.weight / max(queue.capacity, 1.0)
 
     def _keep_room(self, head: Waiting, now_ms: float) -> None:
         """The next in turn finds no room: it is not to be overtaken for ever by those that need less."""

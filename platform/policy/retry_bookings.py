@@ -12,6 +12,8 @@ from typing import NamedTuple
 from policy.flow import Flow
 from policy.waiting import Waiting
 
+# A place is kept from a while before: what is let in now is still there when the client comes.
+KEPT_BEFORE_MS = 2_500.0
 KEPT_MS = 2_500.0  # a header says whole seconds, and networks take their time
 MOST_BOOKINGS = 1_024  # of one flow
 MOST_FLOWS = 4_096
@@ -33,7 +35,7 @@ class _Book:
         self.due_us = self.total_us = 0
 
     def advance(self, now_ms: float) -> None:
-        while self.future and self.future[0].due_ms <= now_ms:
+        while self.future and self.future[0].due_ms - KEPT_BEFORE_MS <= now_ms:
             booking = heapq.heappop(self.future)
             self.due.append(booking)
             self.due_us += booking.work_us
@@ -83,9 +85,9 @@ class RetryBookings:
         if book is None or waiting.is_retry is False:
             return None
         book.advance(now_ms)
-        same = (booking for booking in book.due if booking.prompt_tokens == waiting.prompt_tokens)
-        other = book.due[0] if book.due and waiting.is_retry else None
-        return next(same, other)
+        due = [booking for booking in book.due if booking.due_ms <= now_ms]
+        same = (booking for booking in due if booking.prompt_tokens == waiting.prompt_tokens)
+        return next(same, due[0] if due and waiting.is_retry else None)
 
     def redeem(self, flow: Flow, booking: _Booking) -> None:
         book = self._books[flow]

@@ -77,6 +77,12 @@ class Room:
         growth = self.rows + waiting.choices - 1 + WATERMARK_BLOCKS
         return self.free_blocks - blocks - growth >= (1 - part) * self.most_free
 
+    def has_own_rows(self, waiting: Waiting, part: float) -> bool:
+        """Whether the flow holds less than this part of the rows: up to a row more, as in the whole fleet."""
+        if not self.rows or waiting.flow not in self.parts:
+            return True
+        return self.parts[waiting.flow][0] + waiting.choices - 1 < part * self.limit
+
 
 class Rooms:
     def __init__(self, *, window_tokens: int, yielding_part: float) -> None:
@@ -175,9 +181,18 @@ class Rooms:
         """Whether a small prompt of this standing could begin anywhere."""
         return bool(self._idle if idle_only else self._open[standing])
 
-    def choose(self, waiting: Waiting, standing: int, *, idle_only: bool, may_use_held: bool) -> str | None:
+    def choose(
+        self,
+        waiting: Waiting,
+        standing: int,
+        *,
+        idle_only: bool,
+        may_use_held: bool,
+        own_part: float = 1.0,
+    ) -> str | None:
         """Of those with room: one of the prompt's own pool, then the least prefill before this one, then the
-        most free KV. `idle_only`: only replicas that have nothing to do."""
+        most free KV. `idle_only`: only replicas that have nothing to do. `own_part`: of a replica's rows that
+        the flow may hold."""
         is_long = waiting.prompt_tokens >= LONG_PROMPT_TOKENS
         part, window_tokens, choices = self._parts[standing], self._window_tokens, waiting.choices
         best: tuple[bool, int, int, str] | None = None
@@ -194,6 +209,7 @@ class Rooms:
                 and waiting.prompt_tokens < room.replica.max_tokens
                 and (choices == 1 or room.has_rows(choices, standing, part, window_tokens))
                 and room.has_blocks(waiting, part)
+                and (own_part >= 1 or room.has_own_rows(waiting, own_part))
             ):
                 best = cost
         return best[3] if best else None

@@ -185,7 +185,7 @@ class World:
             digests = {w.digest for w in self.workers.values() if run.prefill_from == f"unix:/{w.name}"}
             assert worker.digest in digests, "a prompt computed with other weights"
         *others, own = worker.rows.values()
-        # Whose the rows of a worker that came back are, nobody knows; batch that is due does not wait for batch.
+        # Nobody knows whose rows a worker has that came back. Batch that is due does not wait for batch.
         if self.joins[worker.incarnation] == 1 and own.flow[1] != BATCH:
             before = sum(row.pending for row in others if not row.is_remote and row.flow == own.flow)
             assert before < PREFILL_WINDOW_TOKENS, "order was decided too early"

@@ -42,7 +42,9 @@ def test_the_past_is_over() -> None:
         engine.at(9, print)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1 << 60), st.integers(0, 255), st.integers(0, 1 << 60)), max_size=20))
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 60), st.integers(0, 255), st.integers(0, 1 << 60)), max_size=20)
+)
 def test_equal_histories_have_equal_hashes_and_others_do_not(events: list[tuple[int, int, int]]) -> None:
     def sha256(history: list[tuple[int, int, int]]) -> str:
         log = EventLog()

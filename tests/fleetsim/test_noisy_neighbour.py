@@ -82,5 +82,6 @@ def test_two_noisy_tenants_are_served_by_their_weights() -> None:
 @pytest.mark.parametrize("policy", ["fifo", "vtc"])
 def test_what_others_do_does_not_keep_the_promise(policy: str) -> None:
     result = noisy(7, **{"queue.policy": policy})
-    assert result.added_ttft_ms.p95 > 1_000
-    assert "added first token, p95" in " ".join(broken(result))
+    assert broken(result)
+    values = {check.name: check.value for check in result.checks}
+    assert values["others not served"] > 500 or values["added first token, p95"] > 1_000

@@ -187,7 +187,8 @@ def test_times_to_return_are_between_a_second_and_a_minute(after_ms: float) -> N
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60))
 def test_expected_waits_only_grow_while_nothing_leaves(tenants: list[str]) -> None:
-    case, last = Class(), {}
+    case = Class()
+    last: dict[str, float] = {}
     for tenant in tenants:
         waiting = case.waiting(tenant, deadline_ms=1e9)
         assert case.late(waiting) is None

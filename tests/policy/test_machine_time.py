@@ -119,7 +119,7 @@ def test_nothing_is_earned_while_nobody_wants_it_and_credit_and_debt_are_bounded
 def run_for(drain: DrainRate, seconds: int, rate: float, *, dry: bool = False, bounded: bool = True) -> None:
     start_ms = drain.since_ms
     for step in range(1, seconds * 4 + 1):
-        drain.taken(round(250_000 * rate))
+        drain.done(round(250_000 * rate))
         if dry:
             drain.ran_dry()
         drain.tick(start_ms + 250 * step, 2, is_bounded=bounded)
@@ -154,7 +154,7 @@ def test_no_replica_does_more_than_a_second_in_a_second_nor_nothing() -> None:
 
 def test_without_replicas_or_without_time_nothing_is_learnt() -> None:
     drain = DrainRate(0)
-    drain.taken(10**9)
+    drain.done(10**9)
     drain.tick(0, 2, is_bounded=True)
     drain.tick(-5, 2, is_bounded=True)
     drain.tick(250, 0, is_bounded=True)

@@ -40,10 +40,10 @@ def test_two_are_when_nothing_was_answered_for_a_second() -> None:
 
 
 def test_after_a_minute_it_is_tight_and_refuses_batch() -> None:
-    store = down()
-    assert store.tick(OPEN_MS - 1) is None
+    store, over_ms = down(5_000), 5_000 + OPEN_MS
+    assert store.tick(over_ms - 1) is None
     assert store.serves("batch")
-    assert store.tick(OPEN_MS) == StateChange(State.OPEN, State.TIGHT, OPEN_MS, OPEN_MS)
+    assert store.tick(over_ms) == StateChange(State.OPEN, State.TIGHT, over_ms, OPEN_MS)
     assert not store.serves("batch")
     assert store.serves("interactive")
     assert store.failed(10 * OPEN_MS) is None

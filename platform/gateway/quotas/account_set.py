@@ -7,6 +7,7 @@ from uuid import UUID
 from gateway.quotas.accounts import Account
 from gateway.quotas.bounds import QuotaBounds
 from gateway.quotas.buckets import BucketAccount
+from gateway.quotas.demand import Demand
 from gateway.quotas.slots import SlotAccount
 from gateway.quotas.spend import SpendAccount
 from gateway.quotas.store import now_ms
@@ -36,6 +37,22 @@ class AccountSet:
     requests: tuple[int, ...]
     slots: tuple[int, ...]
     spends: tuple[int, ...]
+
+    def amounts(self, demand: Demand, expected_tokens: int) -> tuple[list[Account], list[int]]:
+        """What of which account; those of which nothing is needed are left out."""
+        wanted = (
+            (self.tokens, demand.prompt_tokens + expected_tokens),
+            (self.requests, demand.requests),
+            (self.slots, 1),
+            (self.spends, demand.worst_micro_usd if self.spends else 0),
+        )
+        held: list[Account] = []
+        amounts: list[int] = []
+        for positions, amount in wanted:
+            if amount:
+                held += [self.accounts[at] for at in positions]
+                amounts += [amount] * len(positions)
+        return held, amounts
 
 
 UNBOUND = AccountSet((), (), 2**62, (), (), (), ())

@@ -26,16 +26,21 @@ class BucketAccount(Account):
         return used.tokens if self.limit.name == TOKENS_PER_MINUTE else used.requests
 
     def reserve_arguments(self, want: int, need: int) -> list[Arg]:
-        return ["bucket", self.lease.cap, self.limit.limit, want, need, ""]
+        return ["bucket", self.lease.cap, self.rate, want, need, ""]
 
     def settle_arguments(self, delta: int, away_ms: int, now: int) -> list[Arg]:
-        return ["bucket", self.lease.cap, self.limit.limit, delta, away_ms]
+        return ["bucket", self.lease.cap, self.rate, delta, away_ms]
 
     def granted(self, amount: int, left: int, given: int, gateways: int, asked_ms: int) -> None:
         self.lease.granted(amount, left, asked_ms)
         self._given.add(amount, asked_ms)
         own = self._given.per_second(asked_ms) * _GIVEN_WINDOW_MS / 1000
         self.share = Share.of(int(own * _SHARE_PARTS), given * _SHARE_PARTS, gateways)
+
+    @property
+    def rate(self) -> int:
+        """A minute."""
+        return max(1, self.limit.limit)
 
     def sample(self, now: int) -> None:
         self._recent.sample(self.lease.used + self.lease.reserved, now)
@@ -47,12 +52,12 @@ class BucketAccount(Account):
 
     def reset_ms(self, remaining: int) -> int:
         """Until it is full."""
-        return -(-(self.lease.cap - remaining) * MINUTE_MS // self.limit.limit)
+        return -(-(self.lease.cap - remaining) * MINUTE_MS // self.rate)
 
     # -- while the store is down --------------------------------------------------------------------------
 
     def local_begin(self, gateways: int, now: int) -> None:
-        lease, rate = self.lease, self.limit.limit
+        lease, rate = self.lease, self.rate
         if lease.store_left is None:
             self.share = Share.of(0, 0, gateways)
         age_ms = now - lease.heard_ms

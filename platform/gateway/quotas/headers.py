@@ -24,7 +24,7 @@ def headers_of(tokens: Sequence[Account], requests: Sequence[Account]) -> Header
             ((bucket, bucket.lease.remaining()) for bucket in buckets), key=lambda pair: _part(*pair)
         )
         cap, reset_ms = account.lease.cap, account.reset_ms(remaining)
-        window_s = -(-cap * MINUTE_MS // (1000 * account.limit.limit))
+        window_s = -(-cap * MINUTE_MS // (1000 * account.rate))
         policies.append(f'"{name}";q={cap};w={window_s}')
         states.append(f'"{name}";r={remaining};t={-(-reset_ms // 1000)}')
         headers += [

@@ -7,6 +7,7 @@ of every limit; what that was is settled afterwards.
 import asyncio
 import logging
 import random
+from collections.abc import Sequence
 from itertools import count
 from uuid import UUID
 
@@ -17,13 +18,14 @@ from gateway.quotas.account_set import UNBOUND, AccountSet
 from gateway.quotas.accounts import Account
 from gateway.quotas.bounds import QuotaBounds
 from gateway.quotas.demand import Demand
+from gateway.quotas.exchange import NotTaken
 from gateway.quotas.headers import headers_of
 from gateway.quotas.ledger import Ledger, LedgerAway, SpendSince
 from gateway.quotas.metrics import QuotaMetrics
 from gateway.quotas.refusals import batch_refused, exceeds, ledger_away, refused
 from gateway.quotas.reservation import Reservation
 from gateway.quotas.store import QuotaStore, StoreAway, now_ms, unix_ms
-from gateway.quotas.tenant import NotTaken, TenantQuota
+from gateway.quotas.tenant import TenantQuota
 from gateway.settings import Settings
 from policy.output_estimate import OutputEstimates
 from policy.store_state import State, StateChange
@@ -94,7 +96,7 @@ class Quotas:
             return self._reservation(demand, UNBOUND, [], [], expected)
         tenant = self._tenant(demand.grant.tenant_id)
         account_set = tenant.sets.get(demand.grant, demand.model, unix_ms())
-        held, amounts = _amounts(account_set, demand, expected)
+        held, amounts = account_set.amounts(demand, expected)
         for account, amount in zip(held, amounts, strict=True):
             if amount > account.lease.cap:
                 raise exceeds(account, amount)
@@ -172,12 +174,13 @@ class Quotas:
         expected = self._estimates.expected(demand.grant.tenant_id, demand.model, each)
         return min(demand.max_tokens, expected * demand.answers)
 
-    def _ended(self, demand: Demand, output_tokens: int | None) -> None:
+    def _ended(self, demand: Demand, held: Sequence[Account], output_tokens: int | None) -> None:
         tenant_id = demand.grant.tenant_id
         if output_tokens is not None:
             each = output_tokens // max(1, demand.answers)
             self._estimates.observe(tenant_id, demand.model, each)
-        if (tenant := self._tenants.get(tenant_id)) is not None:
+        tenant = self._tenants.get(tenant_id)
+        if tenant is not None and tenant.is_low(held):
             self._told_soon(tenant)
 
     def _tenant(self, tenant_id: UUID) -> TenantQuota:
@@ -198,10 +201,15 @@ class Quotas:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            some, self._dirty = list(self._dirty), {}
-            if not self._store.is_down:  # all are told when it is back
-                await self._exchange(some)
+            if self._store.is_down:
+                self._dirty.clear()  # all are told when it is back
+            some = [tenant for tenant in self._dirty if not tenant.is_busy]
+            for tenant in some:
+                del self._dirty[tenant]
+            await self._exchange(some)
             await asyncio.sleep(self._bounds.exchange_s)
+            if self._dirty:
+                self._wake.set()
 
     async def _exchange(self, tenants: list[TenantQuota]) -> None:
         for first in range(0, len(tenants), _AT_ONCE):
@@ -214,7 +222,9 @@ class Quotas:
         while True:
             await asyncio.sleep(self._bounds.expiry_s)
             now = now_ms()
-            for tenant_id, tenant in list(self._tenants.items()):
+            for at, (tenant_id, tenant) in enumerate(list(self._tenants.items())):
+                if at % _AT_ONCE == 0:
+                    await asyncio.sleep(0)  # tokens go first
                 if tenant.tick(now):
                     self._told_soon(tenant)
                 elif tenant.is_forgettable(now):
@@ -249,20 +259,3 @@ class Quotas:
         for tenant in self._tenants.values():
             tenant.force()
             self._told_soon(tenant)
-
-
-def _amounts(account_set: AccountSet, demand: Demand, expected: int) -> tuple[list[Account], list[int]]:
-    """What of which account; those of which nothing is needed are left out."""
-    accounts = account_set.accounts
-    wanted = (
-        (account_set.tokens, demand.prompt_tokens + expected),
-        (account_set.requests, demand.requests),
-        (account_set.slots, 1),
-        (account_set.spends, demand.worst_micro_usd if account_set.spends else 0),
-    )
-    held, amounts = [], []
-    for positions, amount in wanted:
-        if amount:
-            held += [accounts[at] for at in positions]
-            amounts += [amount] * len(positions)
-    return held, amounts

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from gateway.errors import MAX_RETRY_AFTER_MS, ApiError, LimitDetail, overloaded
 from gateway.quotas.accounts import Account
+from gateway.quotas.exchange import Short
 from gateway.quotas.spend import SpendAccount
-from gateway.quotas.tenant import Short
 
 _JITTER = 0.2
 _NOT_KNOWN_MS = 30_000  # while the store is down
@@ -61,7 +61,10 @@ def refused(shorts: Sequence[Short], chance: random.Random, *, is_store_down: bo
     retry_after_ms = min(int(wait_ms * (1 + chance.random() * _JITTER)), MAX_RETRY_AFTER_MS)
     if not isinstance(account, SpendAccount):
         return ApiError(limit.name, message, retry_after_ms=retry_after_ms, limit=detail)
-    return ApiError("insufficient_quota", message, retry_after_ms=retry_after_ms, limit=detail)
+    error = ApiError("insufficient_quota", message, retry_after_ms=retry_after_ms, limit=detail)
+    if is_store_down:  # there may be something left
+        error.headers = [header for header in error.headers if header[0] != b"x-should-retry"]
+    return error
 
 
 def batch_refused() -> ApiError:

@@ -13,7 +13,8 @@ from gateway.quotas.store import now_ms
 class Reservation:
     """`amounts[i]` is held of the i-th of `held`. Exactly one of `settle` and `cancel` counts: the first.
 
-    `expected_tokens` of output are held. `on_end` hears the output tokens of an answer that ran.
+    `expected_tokens` of output are held. `on_end` hears whose accounts changed, and the output tokens of an
+    answer that came to its own end.
     """
 
     __slots__ = ("_amounts", "_covered", "_demand", "_held", "_is_open", "_on_end", "_set", "_step")
@@ -27,7 +28,7 @@ class Reservation:
         *,
         expected_tokens: int,
         step: int,
-        on_end: Callable[[Demand, int | None], None],
+        on_end: Callable[[Demand, Sequence[Account], int | None], None],
     ) -> None:
         self._demand = demand
         self._set = account_set
@@ -82,4 +83,4 @@ class Reservation:
         now = now_ms()
         for account, amount in zip(self._held, self._amounts, strict=True):
             account.give(amount, account.actual(used), now)
-        self._on_end(self._demand, output_tokens)
+        self._on_end(self._demand, self._held, output_tokens)

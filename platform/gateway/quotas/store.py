@@ -85,10 +85,14 @@ class QuotaStore:
         is_prepared = False
         while True:
             try:
-                is_prepared = is_prepared or await self._prepare()
+                if not is_prepared:
+                    await self._prepare()
+                    is_prepared = True
                 await self.beat()
             except StoreAway:
-                logger.debug("quotas: no heartbeat")
+                is_prepared = False
+                # A server that became a replica refuses: others are looked for.
+                await self._addressed.client.connection_pool.disconnect(inuse_connections=False)
             if change := self._state.tick(now_ms()):
                 self._on_change(change)
             await asyncio.sleep(self._bounds.probe_s if self._state.is_failing else self._bounds.beat_s)
@@ -106,15 +110,13 @@ class QuotaStore:
         """Raises StoreAway: whether it was executed is not known."""
         if self.is_down:
             raise StoreAway("the store does not answer")
-        return await self._run(script, keys, arguments, self._bounds.answer_timeout_s)
+        return await self._run(script, keys, arguments)
 
     async def beat(self) -> None:
         """Raises StoreAway."""
         ttl_ms = int(self._bounds.gateway_ttl_s * 1000)
         arguments = (self._incarnation, ttl_ms, secrets.token_hex(8))
-        gateways, birth, age_ms = await self._run(
-            BEAT, (_GATEWAYS, _BIRTH), arguments, self._bounds.connect_timeout_s
-        )
+        gateways, birth, age_ms = await self._run(BEAT, (_GATEWAYS, _BIRTH), arguments)
         self.gateways = max(1, gateways)
         if birth != self._birth:
             self._learnt_at_ms = now_ms() - age_ms + int(self._bounds.learning_s * 1000)
@@ -126,33 +128,38 @@ class QuotaStore:
         """Until every gateway has reported to this store what it spent."""
         return max(0, self._learnt_at_ms - now_ms())
 
-    async def _prepare(self) -> bool:
-        """The store knows the scripts, and a connection is open, before a request waits for either."""
+    async def _prepare(self) -> None:
+        """The store knows the scripts, and a connection is open, before a request waits for either.
+
+        That it is back is for a heartbeat to say, which must be as quick as any answer. Raises StoreAway.
+        """
         client: Any = self._addressed.client
-        for script in (RESERVE, SETTLE):
-            await self._within(client.script_load(script.text), self._bounds.connect_timeout_s)
-        return True
+        for script in (RESERVE, SETTLE, BEAT):
+            await self._counted(client.script_load(script.text), self._bounds.connect_timeout_s)
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    async def _run(
-        self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg], timeout_s: float
-    ) -> list[Any]:
+    async def _run(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg]) -> list[Any]:
         started = now_ms()
-        try:
-            reply: list[Any] = await self._within(self._evaluate(script, keys, arguments), timeout_s)
-        except StoreAway as error:
-            if not self._state.is_failing:
-                logger.warning("quotas: a call to the store failed: %s", error)
-            if change := self._state.failed(now_ms()):
-                self._on_change(change)
-            raise
+        asking = self._evaluate(script, keys, arguments)
+        reply: list[Any] = await self._counted(asking, self._bounds.answer_timeout_s)
         was_failing = self._state.is_failing
         if change := self._state.answered(started):
             self._on_change(change)
         if was_failing:
             self._on_return()
         return reply
+
+    async def _counted(self, asking: Awaitable[Any], timeout_s: float) -> Any:
+        """A failure counts. Raises StoreAway."""
+        try:
+            return await self._within(asking, timeout_s)
+        except StoreAway as error:
+            if not self._state.is_failing:
+                logger.warning("quotas: a call to the store failed: %s", error)
+            if change := self._state.failed(now_ms()):
+                self._on_change(change)
+            raise
 
     async def _evaluate(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg]) -> list[Any]:
         async with self._connections:

@@ -14,7 +14,8 @@ for i = 1, #KEYS - 2 do
     local bucket = bucket_read(key, cap, rate)
     local owed = math.max(-one, 0) * TOKEN
     -- Against what was used while the store was away stands what was refilled meanwhile in vain.
-    local paid = math.min(owed, bucket.spilt, other * rate)
+    local paid = 0
+    if bucket.spilt_at > now - other then paid = math.min(owed, bucket.spilt, other * rate) end
     bucket.spilt = bucket.spilt - paid
     local level = bucket.level + one * TOKEN + paid
     if level < -cap * TOKEN and owed > 0 then
