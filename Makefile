@@ -5,10 +5,11 @@ WORKER = @[ -x $(PYTHON) ] || { echo "python3.11 is missing: apt-get install pyt
 DEV = @[ -x $(PYTHON) ] || { echo "python3.11 is missing: apt-get install python3.11 python3-pip" >&2; exit 1; }; $(PYTHON) scripts/bootstrap.py dev
 SECONDS = 60
 
-.PHONY: up test lint types check bench sim mutate fuzz faults clean
+.PHONY: up test cover lint types check bench sim mutate fuzz faults clean
 
 up: ; $(WORKER) && exec $(RUN) manage.py up
 test: ; $(DEV) && exec $(RUN) -m pytest
+cover: ; $(DEV) && $(RUN) -m coverage run -m pytest -q tests/policy && exec $(RUN) -m coverage report
 lint: ; $(DEV) && $(RUN) -m ruff format --check . && $(RUN) -m ruff check . && .venv/bin/lint-imports
 types: ; $(DEV) && exec $(RUN) -m mypy .
 check: ; @exec .ci/run

@@ -24,6 +24,7 @@ class StepBudget:
         self._cost = cost
         self._left_ms = left_ms
         self._kept_ms = 0.0
+        self._yielding_ms = 0.0
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
         self._prefill = 0
@@ -55,6 +56,11 @@ class StepBudget:
         total = sum(map(self.decode_ms, rows))
         overdue = sum(self.decode_ms(row) for row in rows if self._is_overdue(row))
         self._kept_ms = max(overdue, YIELDING_FLOOR * total)
+        self._yielding_ms = total
+
+    def keep_all(self) -> None:
+        """From now on prompts leave all of these decodes their time."""
+        self._kept_ms = self._yielding_ms
 
     def begin_yielding(self, *, others: bool) -> None:
         """From now on for over-share flows; `others`: the step holds rows within their share already."""

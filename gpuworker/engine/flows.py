@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.sequence import Sequence
+from policy.batch_floor import BatchFloor
 from policy.flow import BATCH, Flow
 from policy.shares import VirtualTime, equal_parts, over_share
 from policy.step_turn import Turn
 
 MAX_BEHIND_US = 1_000_000  # a flow yields until all others had so much more machine time
+BATCH_PART = 0.1  # of machine time that batch gets while it wants some
 BATCH_WEIGHT = 0.1  # of an interactive flow's: what batch gets when it has to be given something
 
 
@@ -30,6 +32,7 @@ class Flows:
     def __init__(self) -> None:
         self.over_in_fleet: frozenset[Flow] = frozenset()
         self._time: VirtualTime[Flow] = VirtualTime()
+        self._floor = BatchFloor(BATCH_PART)
         self._waiting: dict[Flow, OrderedDict[SequenceKey, Sequence]] = {}
         self._prompts: dict[SequenceKey, int] = {}  # tokens that waiting rows have to compute
         self.waiting_prefill_tokens = 0
@@ -86,6 +89,8 @@ class Flows:
 
     def charge(self, flow: Flow, cost_ms: float) -> None:
         self._time.charge(flow, cost_ms)
+        is_wanted = any(other.klass == BATCH for other in self._rows)
+        self._floor.worked(1000 * cost_ms, 1, is_batch=flow.klass == BATCH, is_wanted=is_wanted)
 
     def time(self, flow: Flow) -> int:
         return self._time.of(flow)
@@ -107,7 +112,8 @@ class Flows:
         batch = demands.keys() - sharing.keys()
         within = sharing.keys() - over
         starved = self._starved(over, within) if within else set()
-        self._catching_up = starved | self._starved(batch, within or sharing.keys())
+        due = batch if self._floor.is_due else self._starved(batch, within or sharing.keys())
+        self._catching_up = starved | due
         parts |= dict.fromkeys(self._catching_up & batch, 1)
         return Shares((over | batch) - self._catching_up, parts)
 

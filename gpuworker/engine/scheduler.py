@@ -156,7 +156,9 @@ class Scheduler:
         step.add_decodes(row for row in decoding if row.flow not in over)
         budget.keep_for(yielding)
         admitting = step.add_prompts(self._flows.keys() - over, row_limit)
-        # Before the decodes of over-share flows: what a step holds already does not give way.
+        # Before the decodes of over-share flows, to which they leave their time: what a step holds already
+        # does not give way.
+        budget.keep_all()
         admitting = step.add_prompts(step.entitled(over), row_limit, admitting=admitting)
         budget.begin_yielding(others=bool(step.rows))
         step.add_yielding(yielding)

@@ -57,4 +57,5 @@ def waiting_make(request: Request, submit: Submit, cached_tokens: int) -> Waitin
         if submit.expected_tokens > 0
         else most_tokens,
         choices=request.choices,
+        is_retry=submit.retries > 0 if submit.retries >= 0 else None,
     )

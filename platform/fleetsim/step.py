@@ -66,6 +66,7 @@ class StepComposition:
             budget.keep_for(yielding)
         admitting = self._add_prompts(within)
         if beyond:
+            budget.keep_all()
             admitting = self._add_prompts(
                 [lane for lane in beyond if self._is_entitled(lane)], admitting=admitting
             )

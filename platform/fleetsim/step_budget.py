@@ -15,6 +15,7 @@ class StepBudget:
         "_model",
         "_now_us",
         "_overdue_taken",
+        "_yielding_ms",
         "left_ms",
         "prefill",
     )
@@ -24,6 +25,7 @@ class StepBudget:
         self.left_ms = (model.allowed_ms if decoding else model.idle_ms) - model.cost.base_ms
         self.prefill = 0  # prompt tokens in the step
         self._kept_ms = 0.0
+        self._yielding_ms = 0.0
         self._is_minimum_due = True
         self._overdue_taken = False
         self._now_us = now_us
@@ -38,6 +40,11 @@ class StepBudget:
                     break
                 overdue += self._cost.decode_ms(lane.context_of(row))
         self._kept_ms = max(overdue, YIELDING_FLOOR * total)
+        self._yielding_ms = total
+
+    def keep_all(self) -> None:
+        """From now on prompts leave all of these decodes their time."""
+        self._kept_ms = self._yielding_ms
 
     def begin_yielding(self, *, others: bool) -> None:
         """From now on for over-share flows; `others`: the step holds rows within their share already."""

@@ -7,9 +7,11 @@ than all the others does not yield any more, until it has caught up.
 from collections.abc import Collection
 
 from fleetsim.rows import BATCH, Lane
+from policy.batch_floor import BatchFloor
 from policy.flow import Flow
 from policy.shares import VirtualTime, equal_parts, over_share
 
+BATCH_PART = 0.1  # of machine time that batch gets while it wants some
 BATCH_WEIGHT = 0.1  # of an interactive flow's: what batch gets when it has to be given something
 MAX_BEHIND_US = 1_000_000  # a flow yields until all others had so much more machine time
 NOBODY: frozenset[Flow] = frozenset()
@@ -24,6 +26,7 @@ class StepShares:
 
     def __init__(self, *, pausing: bool) -> None:
         self._time: VirtualTime[Flow] = VirtualTime()
+        self._floor = BatchFloor(BATCH_PART)
         self._owed_ms: dict[Flow, float] = {}  # charged when somebody asks for times
         self.over: frozenset[Flow] = NOBODY
         self.parts: dict[Flow, float] = {}
@@ -64,7 +67,9 @@ class StepShares:
     def _settle(self) -> None:
         for flow, cost_ms in self._owed_ms.items():
             self._time.charge(flow, cost_ms)
-            self._total_us[flow] = self._total_us.get(flow, 0) + round(cost_ms * 1000)
+            cost_us = round(cost_ms * 1000)
+            self._total_us[flow] = self._total_us.get(flow, 0) + cost_us
+            self._floor.worked(cost_us, 1, is_batch=flow.klass == BATCH, is_wanted=bool(self._batch))
         self._owed_ms.clear()
 
     def update(self, lanes: dict[Flow, Lane], demand_version: int, capacity: int) -> None:
@@ -79,7 +84,7 @@ class StepShares:
         within = lanes.keys() - yielding
         sharing = lanes.keys() - self._batch
         starved = self._starved(self._beyond, within) if within else set()
-        self._catching_up = starved | self._starved(self._batch, within or sharing)
+        self._catching_up = starved | self._batch_due(within or sharing)
         self.over = yielding - self._catching_up
 
     def part(self, flow: Flow) -> float:
@@ -98,6 +103,13 @@ class StepShares:
         else:
             self._beyond = self.pushed & sharing.keys() or over_share(sharing, weights, capacity, least=1)
         self._batch = frozenset(lanes.keys() - sharing.keys())
+
+    def _batch_due(self, others: Collection[Flow]) -> set[Flow]:
+        """Batch that does not yield: while it has had less than its part, or was left out for long."""
+        if not self._batch:
+            return set()
+        self._settle()
+        return set(self._batch) if self._floor.is_due else self._starved(self._batch, others)
 
     def _starved(self, flows: Collection[Flow], others: Collection[Flow]) -> set[Flow]:
         """Those that had so much less time than all the others; once there, until they have caught up."""

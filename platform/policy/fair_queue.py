@@ -15,6 +15,7 @@ from policy.shares import VirtualTime, water_level
 from policy.waiting import Waiting
 
 RATE_MEMORY_MS = 5_000.0
+LONG_WAIT_MS = 1_000.0  # who waits for so long asks for more than its share
 
 Turn = tuple[float, Flow]
 
@@ -27,6 +28,7 @@ class FlowState:
         "arrived_us",
         "deadline_ms",
         "flow",
+        "has_waited_long",
         "is_over",
         "queued_rows",
         "queued_tokens",
@@ -46,6 +48,7 @@ class FlowState:
         self.queued_rows = self.running_rows = 0
         self.queued_us = self.queued_tokens = 0  # work and prompt tokens that wait
         self.is_over = False
+        self.has_waited_long = False  # since something of it waits
         self.turn: Turn | None = None  # where it stands in the order; None: nothing of it waits
         self.arrived_us = self.worked_us = 0  # since the last tick
         self.arrival_rate = self.work_rate = 0.0  # machine seconds a second
@@ -214,14 +217,28 @@ class FairQueue:
     def _mark(self, state: FlowState) -> bool:
         """Whether it is over its share now and was not, or the other way round."""
         # A lone flow yields to nobody. One row is never more than a share, however many flows there are.
-        demand = state.demand
-        is_over = len(self.flows) > 1 and demand > 1 and demand * self.weight > self.capacity * state.weight
+        is_over = (
+            len(self.flows) > 1
+            and state.demand > 1
+            and (self._waits_long(state) or state.demand * self.weight > self.capacity * state.weight)
+        )
         if is_over == state.is_over:
             return False
         self._leave_order(state)
         state.is_over = is_over
         self._flipped(state.flow, is_over)
         return True
+
+    def _waits_long(self, state: FlowState) -> bool:
+        """Flows within their share are served at once. Where that does not happen they ask, all together, for
+        more than there is, though each for fewer rows than its part: rows are too coarse a measure where
+        prompts take most of the time. Until nothing of it waits."""
+        head = state.waiting.head()
+        if head is None:
+            state.has_waited_long = False
+        elif self._now_ms - head.arrived_ms > LONG_WAIT_MS:
+            state.has_waited_long = True
+        return state.has_waited_long
 
     def _reorder(self, state: FlowState) -> None:
         head = state.waiting.head()

@@ -202,6 +202,14 @@ def test_the_refusal_of_a_forgotten_attempt_does_not_touch_the_second(scene: Sce
     assert [g.streams for g in scene.dispatcher.fleet_state(scene.now, 0).gateways] == [0]
 
 
+def test_a_replica_runs_no_more_rows_than_it_says_decode_in_time(scene: Scene) -> None:
+    worker = scene.worker(max_rows=32)
+    said(scene, cost=[10.0, 5.0, 0.2, 0.0, 0.0], row_limit=2)
+    for sid in (1, 2, 3):
+        scene.submit(sid)
+    assert ran(worker) == [1, 2]
+
+
 # -- views -------------------------------------------------------------------------------------------------
 
 

@@ -246,6 +246,26 @@ def test_a_capacity_that_is_none_is_refused(scene: Scene, field: str, value: int
     assert problem == ("bad_role", "a worker's capacity must be positive")
 
 
+def test_rows_of_a_lost_worker_are_nobodys(scene: Scene) -> None:
+    scene.worker()
+    scene.submit(1)
+    scene.dispatcher.worker_lost("w", "reset")
+    assert [g.streams for g in scene.dispatcher.fleet_state(scene.now, 0).gateways] == [0]
+
+
+def test_the_time_a_model_may_be_without_a_replica_begins_anew(scene: Scene) -> None:
+    scene.submit(1)
+    scene.silent_for(20_000)
+    scene.worker()
+    scene.silent_for(250)
+    scene.dispatcher.worker_lost("w", "reset")
+    scene.submit(2)
+    scene.silent_for(20_000)
+    assert scene.gateway.of(Ended) == []
+    scene.silent_for(11_000)
+    assert [(e.sid, e.code) for e in scene.gateway.of(Ended)] == [(2, "no_replica")]
+
+
 # -- memory ------------------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,10 @@ async def test_paused_under_load(store: ValkeyServer, outage_s: float) -> None:
         await load.run(min(outage_s, OPEN_S))
         assert {status for status, _ in load.errors} <= {429}
         await load.run(max(outage_s - OPEN_S, 0.0))
+        if outage_s > OPEN_S + 2:
+            with pytest.raises(ApiError) as caught:
+                await one.reserve(demand(of, 10, klass="batch"))
+            assert (caught.value.status, caught.value.retry_after_ms) == (503, 30_000)
         os.kill(store.pid, signal.SIGCONT)
         meanwhile = load.tokens - before
         await load.run(2.0)

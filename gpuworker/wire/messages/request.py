@@ -49,6 +49,7 @@ class Submit(Message, frozen=True):
     weight: float = 1.0  # of the tenant, in shares of machine time
     cache_salt: str = ""  # narrows the sharing of cached prefixes within the tenant
     expected_tokens: int = 0  # output of all choices, as learned from this tenant; 0: nothing was
+    retries: int = -1  # how often its client says it was tried before; -1: it does not say
 
 
 class Cancel(Message, frozen=True):

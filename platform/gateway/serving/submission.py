@@ -26,6 +26,8 @@ from tenants.contracts import KeyGrant
 
 MAX_PROMPTS = 128  # of one request: their usage rows have ids that follow each other
 
+_RETRIES_HEADER = b"x-stainless-retry-count"  # of OpenAI's and Anthropic's clients
+
 logger = logging.getLogger(__name__)
 
 
@@ -197,6 +199,13 @@ def _submit_message(
         echo=generation.echo,
         cache_salt=generation.cache_salt,
         weight=grant.weight,
+        retries=_retries_of(prepared.call.headers),
         expected_tokens=generation.n
         * gateway.quotas.expected_tokens(grant.tenant_id, route.slug, prepared.max_tokens[index]),
     )
+
+
+def _retries_of(headers: Mapping[bytes, bytes]) -> int:
+    """Earlier tries of the same request; -1 where its client does not say. A hint, so never an error."""
+    said = headers.get(_RETRIES_HEADER, b"")
+    return int(said) if said.isdigit() and len(said) <= 3 else -1

@@ -32,7 +32,7 @@ local function bucket_read(key, cap, per_minute)
   local bucket = {key = key, cap = cap, per_minute = per_minute, level = math.min(level, cap * TOKEN),
                   given = tonumber(kept[3] or '0') * math.exp(-passed / 10000),
                   spilt = tonumber(kept[4] or '0'), spilt_at = tonumber(kept[5] or '0')}
-  if now - bucket.spilt_at > 5000 then bucket.spilt = 0 end
+  bucket.spilt = now - bucket.spilt_at > 5000 and 0 or bucket.spilt + level - bucket.level
   if not kept[1] then bucket.spilt, bucket.spilt_at = 1e15, now end -- expired: it was full for long
   if passed >= 1000 then bucket.spilt, bucket.spilt_at = level - bucket.level, now end
   return bucket
