@@ -7,35 +7,22 @@ the replicas' (`fleetsim.step`).
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 
 from fleetsim.baselines import Queue
 from fleetsim.clients import Clients
 from fleetsim.degradation import FrontDoor
 from fleetsim.engine import Engine, EventLog
+from fleetsim.member import Member
 from fleetsim.recorder import Recorder
 from fleetsim.replica import Replica
 from fleetsim.request import EXPIRED, FAILED, REFUSED, SERVED, Request
 from fleetsim.rows import Row
-from policy import placement
 from policy.flow import Flow
 from policy.output_estimate import OutputEstimates
 from policy.waiting import LevelChange, Refusal, Waiting
 
 TICK_US = 250_000  # of the queue's own time, and of the replicas' heartbeats
 ARRIVE, REFUSE, PLACE, FIRST, END, EXPIRE, LOSE, LEVEL = range(8)  # kinds of records in the event log
-
-
-@dataclass(slots=True)
-class Member:
-    """A replica and what the queue was told of it."""
-
-    replica: Replica
-    zone: int
-    is_up: bool = True
-    placed: int = 0  # rows sent there that have not ended
-    unseen_tokens: int = 0  # prompt tokens of rows that are on their way
-    reported_us: int = 0
 
 
 class Fleet:
@@ -68,7 +55,7 @@ class Fleet:
         self._requests: dict[Hashable, Request] = {}  # submitted and not ended
         self._over: frozenset[Flow] = frozenset()
         self._numbers = {key: number for number, key in enumerate(self.members)}
-        queue.replicas_set([self._replica_view(member) for member in self.members.values()])
+        queue.replicas_set([member.view() for member in self.members.values()])
 
     @property
     def live(self) -> int:
@@ -214,24 +201,8 @@ class Fleet:
             self.queue.prefilled(row.number)
         for row in ended:
             self.queue.ended(row.number, now_ms)
-        self.queue.replica_update(self._replica_view(member))
+        self.queue.replica_update(member.view())
         self.dispatch()
-
-    def _replica_view(self, member: Member) -> placement.Replica:
-        """As of now: what it reported and what is on its way there."""
-        replica, model = member.replica, member.replica.model
-        free_tokens = replica.free_tokens - member.unseen_tokens
-        return placement.Replica(
-            key=replica.key,
-            rows=member.placed,
-            max_rows=model.max_rows,
-            max_tokens=model.kv_tokens,
-            pending_prefill_tokens=replica.memory.pending_tokens + member.unseen_tokens,
-            free_blocks=max(free_tokens, 0) // model.block_tokens,
-            block_size=model.block_tokens,
-            row_limit=replica.row_limit,
-            cost=model.cost,
-        )
 
     # -- time ----------------------------------------------------------------------------------------------
 
@@ -316,5 +287,5 @@ class Fleet:
         self._numbers.setdefault(replica.key, len(self._numbers))
         member = self.members[replica.key] = Member(replica, zone)
         replica.shares.over_set(self._over)
-        self.queue.replica_update(self._replica_view(member))
+        self.queue.replica_update(member.view())
         self.dispatch()

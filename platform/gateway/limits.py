@@ -32,6 +32,7 @@ class Limits:
     worker_unreachable_s: float = 5.0  # no token connection to the replica a request was placed on
     dispatcher_grace_s: float = 10.0  # queued requests outlive a dispatcher's restart this long
     watchdog_interval_s: float = 1.0
+    quota_answer_s: float = 0.02  # of the quota store: without it, this gateway grants by itself
     spool_quota_bytes: int = 1 << 30
     max_spool_fraction: float = 0.8  # fuller: admit nothing, because unbilled service is a loss
     spool_aside_retry_s: float = 60.0

@@ -24,6 +24,7 @@ from gateway.jobs.usage_spool import UsageSpool
 from gateway.jobs.watchdog import Watchdog
 from gateway.metrics import Metrics
 from gateway.prompts.tokenization import TokenizerStore
+from gateway.quotas.bounds import QuotaBounds
 from gateway.quotas.quotas import Quotas
 from gateway.quotas.spent import LedgerSpend
 from gateway.settings import Settings
@@ -62,7 +63,13 @@ class Gateway:
         self.idempotency = IdempotencyStore(settings.database_url, self.upstream.incarnation)
         self.lookups = Connections(settings.database_url, size=_LOOKUPS, limit_s=_LOOKUP_LIMIT_S)
         self.token_log = TokenLog(settings.redis_url, self.upstream.incarnation)
-        self.quotas = Quotas(settings, self.upstream.incarnation, metrics, LedgerSpend(self.lookups))
+        self.quotas = Quotas(
+            settings,
+            self.upstream.incarnation,
+            metrics,
+            LedgerSpend(self.lookups),
+            QuotaBounds(answer_timeout_s=settings.limits.quota_answer_s),
+        )
         self.bodies = BodyReader(settings.limits, settings.gateway_id)
         self.open_requests = 0  # over HTTP, whatever they ask for
         self.slots = Slots()

@@ -39,6 +39,7 @@ class FlowState:
         "weight",
         "work_rate",
         "worked_us",
+        "yields",
     )
 
     def __init__(self, flow: Flow, weight: float) -> None:
@@ -49,6 +50,7 @@ class FlowState:
         self.queued_us = self.queued_tokens = 0  # work and prompt tokens that wait
         self.is_over = False
         self.has_waited_long = False  # since something of it waits
+        self.yields = False  # over its share, and it runs as many rows as are its own
         self.turn: Turn | None = None  # where it stands in the order; None: nothing of it waits
         self.arrived_us = self.worked_us = 0  # since the last tick
         self.arrival_rate = self.work_rate = 0.0  # machine seconds a second
@@ -59,16 +61,24 @@ class FlowState:
 
 
 class FairQueue:
-    """`flipped` hears of every flow that is over its share from now on, or not any more."""
+    """`flipped` hears of every flow that is over its share from now on, or not any more. `own_part`: of its
+    share of the rows, that a flow may have at once though it asks for more."""
 
     def __init__(
-        self, *, ageing: float, ageing_most_ms: float, flipped: Callable[[Flow, bool], None], now_ms: float
+        self,
+        *,
+        ageing: float,
+        ageing_most_ms: float,
+        flipped: Callable[[Flow, bool], None],
+        now_ms: float,
+        own_part: float = 0.0,
     ) -> None:
+        self._own_part = own_part
         self._ageing, self._ageing_most_ms, self._flipped = ageing, ageing_most_ms, flipped
         self._time: VirtualTime[Flow] = VirtualTime()
         self.flows: dict[Flow, FlowState] = {}
         self._within: list[Turn] = []  # flows with something that waits, by turn
-        self._over: list[Turn] = []
+        self._yielding: list[Turn] = []
         self.capacity = 0.0  # rows
         self.level = inf  # rows of a weight of one in the max-min division
         self.weight = 0.0  # of all flows
@@ -145,7 +155,8 @@ class FairQueue:
 
     def turns(self, *, with_over: bool) -> Iterator[FlowState]:
         """Flows with something that waits, the one whose turn it is first."""
-        turns = heapq.merge(self._within, self._over) if with_over and self._over else iter(self._within)
+        is_all = with_over and self._yielding
+        turns = heapq.merge(self._within, self._yielding) if is_all else iter(self._within)
         return (self.flows[flow] for _, flow in turns)
 
     def part(self, state: FlowState) -> float:
@@ -251,13 +262,15 @@ class FairQueue:
             waited_ms = min(max(0.0, self._now_ms - head.arrived_ms), self._ageing_most_ms)
             time -= waited_ms * self._aged_per_ms
         turn = (time, state.flow)
-        if turn != state.turn:
+        # Without this, who comes to a full fleet with a backlog would wait for the rows of who came before.
+        yields = state.is_over and state.running_rows + 1 > self._own_part * self.part(state)
+        if turn != state.turn or yields != state.yields:
             self._leave_order(state)
-            state.turn = turn
-            insort(self._over if state.is_over else self._within, turn)
+            state.turn, state.yields = turn, yields
+            insort(self._yielding if yields else self._within, turn)
 
     def _leave_order(self, state: FlowState) -> None:
         if state.turn is not None:
-            order = self._over if state.is_over else self._within
+            order = self._yielding if state.yields else self._within
             del order[bisect_left(order, state.turn)]
             state.turn = None

@@ -39,6 +39,7 @@ class Placer:
             ageing_most_ms=settings.ageing_most_ms,
             flipped=self.rooms.flipped,
             now_ms=now_ms,
+            own_part=settings.over_part,
         )
         self.batch = FairQueue(
             ageing=settings.ageing,
@@ -155,7 +156,7 @@ class Placer:
         for state in queue.turns(with_over=standing is not None or self.rooms.has_room(OVER)):
             head = state.waiting.head()
             assert head is not None
-            own = standing if standing is not None else OVER if state.is_over else WITHIN
+            own = standing if standing is not None else OVER if state.yields else WITHIN
             is_limited = own == OVER and self._is_at_limit(queue, state, head)
             key = self.rooms.choose(
                 head,

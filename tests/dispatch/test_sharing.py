@@ -110,6 +110,18 @@ def test_a_noisy_tenant_does_not_make_the_others_wait(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_a_second_tenant_with_a_backlog_does_not_wait_for_the_rows_of_the_first(seed: int) -> None:
+    fleet = Fleet(seed)
+    for worker in fleet.world.workers.values():
+        worker.longest_row = 2_000
+    fleet.ask("first", 100)
+    fleet.run(2_000)
+    fleet.ask("second", 100)
+    fleet.run(1_000)
+    assert fleet.waiting("second") <= 98, "two of the six rows that decode in time, and the part of a row"
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_batch_has_its_part_of_a_fleet_that_is_full(seed: int) -> None:
     fleet = Fleet(seed)
     fleet.ask("archive", 400, klass=BATCH, deadline_ms=3_600_000)

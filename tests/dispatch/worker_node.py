@@ -70,6 +70,7 @@ class Worker(Client):
         self._runs = 0
         self._refusal_rate = refusal_rate
         self.is_draining = False
+        self.longest_row = 60  # steps
         super().__init__(clock, fleet, name, incarnation)
         self._is_stepping = False
 
@@ -154,7 +155,7 @@ class Worker(Client):
             return
         prompt = len(run.submit.prompt) // 4
         blocks = min(-(-(prompt + 1) // 16) + choices - 1, BLOCKS)  # alone, choices take turns
-        steps = self.clock.random.randint(1, 60)
+        steps = self.clock.random.randint(1, self.longest_row)
         is_remote = bool(run.prefill_from)
         flow = (run.submit.tenant, run.submit.klass)
         state = Row(blocks, prompt, steps, flow, choices, is_remote=is_remote, is_fetching=is_remote)

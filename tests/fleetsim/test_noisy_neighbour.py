@@ -1,7 +1,7 @@
 """One customer submits ten thousand long generations: what others notice of it, and that the test can fail.
 
-The simulator runs the production queue and the engine's rules of a step. Added first-token time is per request,
-against the same arrivals without the noise.
+The simulator runs the production queue and the engine's rules of a step. Added first-token time is per
+request, against the same arrivals without the noise.
 """
 
 from collections.abc import Mapping

@@ -151,7 +151,7 @@ def test_whatever_comes_everything_ends_and_every_token_is_counted_once(
 
 
 def test_the_specifications_figures_are_consistent() -> None:
-    """3.5 requests a second of 1,000 prompt and 300 output tokens: 0.875 of a replica's time, 29.5 ms a step."""
+    """3.5 requests a second of 1,000 prompt and 300 output tokens: 0.875 of its time, steps of 29.5 ms."""
     cost = SPEC.cost
     rows_per_ms = 3.5 / 1000 * 300
     step_ms = 1 / (1 - rows_per_ms * (cost.row_ms + cost.context_ms * 1150) - 3.5 * cost.token_ms)

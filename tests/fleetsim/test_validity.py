@@ -1,4 +1,4 @@
-"""The simulator's replica against the worker's own scheduler: one workload, the same costs, a manual clock."""
+"""The simulator's replica against the worker's own scheduler: one workload, the same costs, no clock."""
 
 from random import Random
 

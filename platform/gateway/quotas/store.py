@@ -176,7 +176,7 @@ class QuotaStore:
         task, started = asyncio.ensure_future(asking), time.monotonic()
         try:
             await asyncio.wait({task}, timeout=timeout_s)
-            if not task.done() and time.monotonic() - started > 2 * timeout_s:
+            if not task.done() and time.monotonic() - started > 1.25 * timeout_s:
                 await asyncio.wait({task}, timeout=timeout_s)
             if not task.done():
                 raise StoreAway(f"no answer within {timeout_s * 1000:.0f} ms")
