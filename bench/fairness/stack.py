@@ -1,6 +1,6 @@
 """A tenant's chats beside 400 long generations of another, on the real stack: two workers, the real model.
 
-`python -m bench.fairness.stack [--chats 40] [--noise 400]`
+`python -m bench.fairness.stack [--chats 30] [--noise 400]`
 The same chats, once alone and once with the noise, on the same processes. The rule: with the noise, the 95th
 percentile of the first token is at most twice the quiet one and at most 250 ms above it. Exit status 1 when
 it is broken. A noisy request that is refused for its deadline counts as noise: it was submitted.
@@ -96,8 +96,8 @@ def _row(run: str, timelines: list[Timeline]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fairness.stack", description=__doc__)
-    parser.add_argument("--chats", type=int, default=40)
-    parser.add_argument("--every-s", type=float, default=1.0)
+    parser.add_argument("--chats", type=int, default=30)
+    parser.add_argument("--every-s", type=float, default=2.0, help="well within the tenant's share")
     parser.add_argument("--noise", type=int, default=400)
     arguments = parser.parse_args()
     os.environ.setdefault("SLUICE_WEIGHTS", str(bench_folder().parent / "weights"))

@@ -49,10 +49,14 @@ class Fleet:
         self.spares: list[Replica] = []  # the warm pool
         self._hop_us, self._warm_us = hop_us, warm_us
         self._estimates = OutputEstimates()
+        self.smaller = smaller
         self.door = FrontDoor(
             clients, self._estimates, model, quota_tokens_per_minute, smaller.enter if smaller else None
         )
+        if smaller:
+            smaller.door = self.door  # what was reserved is settled where it ends
         self._requests: dict[Hashable, Request] = {}  # submitted and not ended
+        self._lived = 0  # requests in the system at the last tick
         self._over: frozenset[Flow] = frozenset()
         self._numbers = {key: number for number, key in enumerate(self.members)}
         queue.replicas_set([member.view() for member in self.members.values()])
@@ -208,6 +212,8 @@ class Fleet:
 
     def start(self, until_us: int) -> None:
         """Heartbeats until then."""
+        if self.smaller and not self.engine.now_us:
+            self.smaller.start(until_us)
         if self.engine.now_us < until_us:
             self.engine.at(self.engine.now_us + TICK_US, self._tick, until_us)
 
@@ -232,9 +238,9 @@ class Fleet:
                 member.replica.shares.over_set(over)
         self.recorder.fold()
         self.recorder.replica_time(len(up), now_us - TICK_US, now_us)
-        slice_ = self.recorder.slice()
-        slice_.depth, slice_.ready = self.queue.depth("interactive"), len(up)
-        self.recorder.live_us += self.live * TICK_US
+        self.recorder.state(self.queue.depth("interactive"), len(up))
+        self.recorder.live_us += (self._lived + self.live) * TICK_US // 2
+        self._lived = self.live
         self.dispatch()
         self.start(until_us)
 
@@ -242,7 +248,7 @@ class Fleet:
         for member in up:
             for flow, total_us in member.replica.shares.total_us.items():
                 self.queue.worked(member.replica.key, flow, total_us)
-        self.recorder.work(self.work_us)
+        self.recorder.work(self.model, self.work_us)
 
     @property
     def work_us(self) -> Counter[Flow]:
@@ -274,6 +280,8 @@ class Fleet:
                 self._decide(request, FAILED)
             else:
                 waiting.prompt_tokens = request.row.need_tokens if request.row else waiting.prompt_tokens
+                if request.first_us:  # its client has waited once: the rest has as long again
+                    waiting.deadline_ms = now_ms + request.arrival.deadline_ms
                 self.queue.requeue(waiting, now_ms)
 
     def _promote(self) -> None:

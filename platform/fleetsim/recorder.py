@@ -43,7 +43,7 @@ class Recorder:
         self.slices: list[Slice] = [Slice() for _ in range(-(-duration_us // slice_us) + 1)]
         self.now_us = 0
         self.work_us: Counter[Flow] = Counter()  # machine time within the measured time
-        self._seen_us: Counter[Flow] = Counter()
+        self._seen_us: Counter[tuple[str, Flow]] = Counter()
         self._new_tokens: Counter[Flow] = Counter()
         self._kinds: dict[Flow, str] = {}
 
@@ -92,13 +92,18 @@ class Recorder:
             self.computed_tokens += prompt_tokens - cached_tokens
         self.slice().prompt_tokens += prompt_tokens - cached_tokens
 
-    def work(self, total_us: Mapping[Flow, int]) -> None:
+    def work(self, fleet: str, total_us: Mapping[Flow, int]) -> None:
         """Machine time that each flow was given so far, by one fleet's replicas; to be said in order."""
         for flow, us in total_us.items():
-            new_us = us - self._seen_us[flow]
-            self._seen_us[flow] = us
+            new_us = us - self._seen_us[fleet, flow]
+            self._seen_us[fleet, flow] = us
             if self.begin_us < self.now_us <= self.end_us:
                 self.work_us[flow] += new_us
+
+    def state(self, depth: int, ready: int) -> None:
+        """Of one fleet, at its tick."""
+        slice_ = self.slice()
+        slice_.depth, slice_.ready = max(slice_.depth, depth), max(slice_.ready, ready)
 
     def replica_time(self, replicas: int, from_us: int, to_us: int) -> None:
         """So many replicas were ready."""

@@ -9,6 +9,7 @@ from fleetsim.baselines import PlainQueue, Queue
 from fleetsim.clients import Clients
 from fleetsim.engine import Engine, EventLog
 from fleetsim.fleet import TICK_US, Fleet
+from fleetsim.member import Member
 from fleetsim.recorder import Recorder
 from fleetsim.replica import Replica
 from fleetsim.replica_model import ReplicaModel, replica_model
@@ -32,6 +33,12 @@ class Simulation:
     recorder: Recorder
     clients: Clients
     log: EventLog
+
+    @property
+    def members(self) -> list[Member]:
+        """Every replica there was."""
+        smaller = self.fleet.smaller.members.values() if self.fleet.smaller else ()
+        return [*self.fleet.members.values(), *smaller]
 
 
 def simulate(scenario: Scenario, *, quiet: bool = False, progress: Progress | None = None) -> Simulation:

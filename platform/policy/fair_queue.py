@@ -163,6 +163,11 @@ class FairQueue:
         """Rows that are the flow's by weight."""
         return self.capacity * state.weight / self.weight
 
+    def _own_rows(self, state: FlowState) -> float:
+        """Rows that the flow may have at once though it asks for more: at least one, if that is its part."""
+        part = self.part(state)
+        return max(self._own_part * part, min(part, 1.0)) if self._own_part else 0.0
+
     # -- time ---------------------------------------------------------------------------------------------
 
     def divide(self, capacity: float) -> None:
@@ -263,7 +268,7 @@ class FairQueue:
             time -= waited_ms * self._aged_per_ms
         turn = (time, state.flow)
         # Without this, who comes to a full fleet with a backlog would wait for the rows of who came before.
-        yields = state.is_over and state.running_rows + 1 > self._own_part * self.part(state)
+        yields = state.is_over and state.running_rows + 1 > self._own_rows(state)
         if turn != state.turn or yields != state.yields:
             self._leave_order(state)
             state.turn, state.yields = turn, yields

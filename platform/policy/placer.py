@@ -163,7 +163,7 @@ class Placer:
                 own,
                 idle_only=idle_only or is_limited,
                 may_use_held=self._first is not None and self._first[0] == head.key,
-                own_part=self._part_here(queue, state) if own == OVER else 1.0,
+                own_part=self._part_here(queue, state) if standing is None and state.is_over else 1.0,
             )
             if key is not None:
                 return self._place(queue, head, key)

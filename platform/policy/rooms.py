@@ -17,6 +17,11 @@ OVER = 1
 YIELDS_TO_ALL = 2  # batch
 
 
+# So many prompts may be left behind by better ones. More of them are those of flows that were within their
+# share when they were placed: without a bound a whole fleet beyond its capacity would end up there.
+MOST_BEHIND = 3
+
+
 class Room:
     """One replica. `parts`: rows and prompt tokens still to compute of each flow that was placed there. By
     standing: rows that yield to it, and prompt tokens that do not."""
@@ -27,6 +32,7 @@ class Room:
         "most_free",
         "parts",
         "pending_tokens",
+        "prompts_behind",
         "replica",
         "rows",
         "tokens_before",
@@ -37,6 +43,7 @@ class Room:
         self.parts: dict[Flow, list[int]] = {}
         self.yielding_rows = [0, 0, 0]
         self.tokens_before = [0, 0, 0]
+        self.prompts_behind = [0, 0, 0]
         self.most_free = 0  # blocks that were ever free: all of them, as far as is known
         self.told(replica)
 
@@ -51,13 +58,17 @@ class Room:
     def tokens_seen(self, standing: int) -> int:
         """Prompt tokens to compute before one of this standing: whose they are is known of what was placed
         here, how many are left is reported."""
+        if self.prompts_behind[standing] > MOST_BEHIND:
+            return self.pending_tokens
         return min(self.tokens_before[standing], self.pending_tokens)
 
-    def count(self, standing: int, rows: int, tokens: int) -> None:
+    def count(self, standing: int, rows: int, tokens: int, prompts: int) -> None:
         for better in range(standing):
             self.yielding_rows[better] += rows
         for same_or_worse in range(standing, YIELDS_TO_ALL + 1):
             self.tokens_before[same_or_worse] += tokens
+        for better in range(standing):
+            self.prompts_behind[better] += prompts
 
     def has_rows(self, choices: int, standing: int, part: float, window_tokens: int) -> bool:
         """Whether so many rows more may begin; `part` of the rows are for this standing."""
@@ -69,6 +80,11 @@ class Room:
             and self.rows + choices <= max(1.0, part * self.replica.max_rows)
         )
 
+    def own_tokens(self, flow: Flow) -> int:
+        """Prompt tokens of the flow itself to compute."""
+        part = self.parts.get(flow)
+        return min(part[1], self.pending_tokens) if part else 0
+
     def has_blocks(self, waiting: Waiting, part: float) -> bool:
         """Whether KV fits; `part` of the memory is for it."""
         if not self.rows:
@@ -77,11 +93,14 @@ class Room:
         growth = self.rows + waiting.choices - 1 + WATERMARK_BLOCKS
         return self.free_blocks - blocks - growth >= (1 - part) * self.most_free
 
-    def has_own_rows(self, waiting: Waiting, part: float) -> bool:
-        """Whether the flow holds less than this part of the rows: up to a row more, as in the whole fleet."""
-        if not self.rows or waiting.flow not in self.parts:
+    def has_own_rows(self, waiting: Waiting, part: float, window_tokens: int) -> bool:
+        """Whether an over-share flow may begin more here: it holds less than this part of the rows, up to a
+        row more, and there are no prompts that would be computed before its own."""
+        if not self.rows:
             return True
-        return self.parts[waiting.flow][0] + waiting.choices - 1 < part * self.limit
+        own_rows = self.parts[waiting.flow][0] if waiting.flow in self.parts else 0
+        has_turn = self.tokens_seen(OVER) < window_tokens
+        return has_turn and own_rows + waiting.choices - 1 < part * self.limit
 
 
 class Rooms:
@@ -148,17 +167,18 @@ class Rooms:
         room.pending_tokens += waiting.new_tokens
         room.free_blocks -= blocks + waiting.choices - 1
         if waiting.flow not in room.parts:
-            room.parts[waiting.flow] = [0, 0]
+            room.parts[waiting.flow] = [0, 0, 0]
             self._holders.setdefault(waiting.flow, {})[key] = room
-        self._count(room, waiting.flow, waiting.choices, waiting.new_tokens)
+        self._count(room, waiting.flow, waiting.choices, waiting.new_tokens, 1)
 
     def prefilled(self, key: str, waiting: Waiting) -> None:
-        self._count(self._rooms[key], waiting.flow, 0, -waiting.new_tokens)
+        self._count(self._rooms[key], waiting.flow, 0, -waiting.new_tokens, -1)
 
     def ended(self, key: str, waiting: Waiting, *, was_prefilled: bool) -> None:
         """Frees nothing by itself: what is free, the replica says."""
         room, flow = self._rooms[key], waiting.flow
-        self._count(room, flow, -waiting.choices, 0 if was_prefilled else -waiting.new_tokens)
+        left = (0, 0) if was_prefilled else (-waiting.new_tokens, -1)
+        self._count(room, flow, -waiting.choices, *left)
         if not room.parts[flow][0]:
             del room.parts[flow], self._holders[flow][key]
             if not self._holders[flow]:
@@ -170,9 +190,9 @@ class Rooms:
         (self._over.add if is_over else self._over.discard)(flow)
         after = self._standing(flow)
         for room in self._holders.get(flow, {}).values():
-            rows, tokens = room.parts[flow]
-            room.count(before, -rows, -tokens)
-            room.count(after, rows, tokens)
+            rows, tokens, prompts = room.parts[flow]
+            room.count(before, -rows, -tokens, -prompts)
+            room.count(after, rows, tokens, prompts)
             self._sort(room)
 
     # -- choosing -----------------------------------------------------------------------------------------
@@ -195,6 +215,7 @@ class Rooms:
         the flow may hold."""
         is_long = waiting.prompt_tokens >= LONG_PROMPT_TOKENS
         part, window_tokens, choices = self._parts[standing], self._window_tokens, waiting.choices
+        sees_own = standing >= self._standing(waiting.flow)  # it may begin as one of a better standing
         best: tuple[bool, int, int, str] | None = None
         for key, room in (self._idle if idle_only else self._open[standing]).items():
             cost = (
@@ -209,7 +230,8 @@ class Rooms:
                 and waiting.prompt_tokens < room.replica.max_tokens
                 and (choices == 1 or room.has_rows(choices, standing, part, window_tokens))
                 and room.has_blocks(waiting, part)
-                and (own_part >= 1 or room.has_own_rows(waiting, own_part))
+                and (sees_own or room.own_tokens(waiting.flow) < window_tokens)
+                and (own_part >= 1 or room.has_own_rows(waiting, own_part, window_tokens))
             ):
                 best = cost
         return best[3] if best else None
@@ -233,11 +255,12 @@ class Rooms:
             return YIELDS_TO_ALL
         return OVER if flow in self._over else WITHIN
 
-    def _count(self, room: Room, flow: Flow, rows: int, tokens: int) -> None:
+    def _count(self, room: Room, flow: Flow, rows: int, tokens: int, prompts: int) -> None:
         part = room.parts[flow]
         part[0] += rows
         part[1] += tokens
-        room.count(self._standing(flow), rows, tokens)
+        part[2] += prompts
+        room.count(self._standing(flow), rows, tokens, prompts)
         self._sort(room)
 
     def _sort(self, room: Room) -> None:

@@ -28,5 +28,5 @@ class Turn(NamedTuple):
 
 def may_overtake(left_tokens: int, left_out_ms: float, *, is_over: bool) -> bool:
     """Whether a prompt of which so much is left goes before those of less served flows. One of a flow that is
-    over its share never does: it would gain from cutting its prompts into small ones."""
-    return not is_over and (left_tokens <= SHORT_TOKENS or left_out_ms >= PAUSE_MS)
+    over its share does not for being short: the flow would gain from cutting its prompts into small ones."""
+    return left_out_ms >= PAUSE_MS or (not is_over and left_tokens <= SHORT_TOKENS)

@@ -2,141 +2,26 @@
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from dispatch.limits import Limits
-from dispatch.server import DispatchServer
 from dispatch.versions import FORGET_MS
-from gpuworker.wire.connection import Connection
-from gpuworker.wire.messages import (
-    HEARTBEAT_MS,
-    AnyMessage,
-    Ended,
-    Placed,
-    Refused,
-    RowKey,
-    Run,
-    Submit,
-    WorkerDown,
-)
-from policy.flow import BATCH, Flow
+from gpuworker.wire.messages import Run
 from policy.placement import PREFILL_WINDOW_TOKENS
 from policy.queue_settings import QueueSettings
 from tests.dispatch.client_node import Client
+from tests.dispatch.dispatcher_node import DispatcherEnd, DispatcherNode
 from tests.dispatch.gateway_node import Gateway
-from tests.dispatch.network import Clock, End, Node
+from tests.dispatch.network import Clock, End
 from tests.dispatch.peers import submit
 from tests.dispatch.worker_node import BLOCKS, MAX_ROWS, Worker
 
 DIGESTS = ("d1", "d2")
 TENANTS = {"acme": 1.0, "globex": 1.0, "initech": 3.0}  # and what each weighs
 LIMITS = Limits(queue=QueueSettings(queue_least=4, queue_most=12, queue_unknown=12))
-REFUSALS = ("queue_full", "deadline_unmeetable", "shed")
 
 Some = TypeVar("Some", Worker, Gateway)
-
-
-class DispatcherEnd(End):
-    """What the dispatcher sends is shown to its node first."""
-
-    def send(self, message: AnyMessage) -> bool:
-        if self.is_open:
-            cast(DispatcherNode, self.owner).sends(self, message)
-        return super().send(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A request as it was submitted. `number` is its place among those that came at the same time."""
-
-    digest: str
-    arrived_ms: float
-    deadline_ms: float
-    number: int
-
-
-class DispatcherNode(Node):
-    """The production server on simulated connections, and an own account of who may come next."""
-
-    def __init__(self, clock: Clock, world: "World") -> None:
-        super().__init__(clock)
-        self._world = world
-        self.server = DispatchServer("s", world.limits, lambda: clock.now, seed=clock.random.getrandbits(32))
-        self.core = self.server._dispatcher
-        self.ends: set[End] = set()
-        self._waiting: dict[RowKey, Known] = {}
-        self._running: dict[RowKey, Known] = {}
-        self._numbers = itertools.count()
-        self._refusals = 0
-        self.every(lambda: HEARTBEAT_MS, self.server.beat)
-
-    def opened(self, end: End) -> None:
-        self.ends.add(end)
-        self.server.peer_opened(cast(Connection, end))
-
-    def said(self, end: End, message: AnyMessage) -> None:
-        peer = self.server._peers.get(cast(Connection, end))
-        if peer is not None and isinstance(message, Submit):
-            self._submitted(end, RowKey(peer.incarnation, message.sid), message)
-            return
-        if isinstance(message, Refused) and message.row in self._running and message.code != "unservable":
-            self._waiting[message.row] = self._running.pop(message.row)
-        self.server.peer_said(cast(Connection, end), message)
-        incarnations = [peer.incarnation for peer in self.server._peers.values()]
-        assert len(set(incarnations)) == len(incarnations), "two connections of one process"
-
-    def _submitted(self, end: End, row: RowKey, message: Submit) -> None:
-        now = self.clock.now
-        if row not in self.core._members.gateways[row.gateway].rows:
-            deadline_ms = now + message.deadline_ms
-            self._waiting[row] = Known(
-                message.digest, now - message.waited_ms, deadline_ms, next(self._numbers)
-            )
-            self._running.pop(row, None)
-        before, refusals = self._state(message.digest), self._refusals
-        self.server.peer_said(cast(Connection, end), message)
-        if self._refusals > refusals:
-            assert before == self._state(message.digest), "a refusal changed something"
-
-    def _state(self, digest: str) -> object:
-        version = self.core._versions.get(digest)
-        return (version.queue.flows(), version.queue.over_share()) if version else ([], frozenset())
-
-    def closed(self, end: End) -> None:
-        self.ends.discard(end)
-        self.server.peer_closed(cast(Connection, end), "closed by peer")
-
-    def sends(self, end: End, message: AnyMessage) -> None:
-        match message:
-            case Run(gateway=gateway, submit=request):
-                self._judge(RowKey(gateway, request.sid), request)
-            case Placed(sid=sid) | Ended(sid=sid):
-                peer = self.server._peers[cast(Connection, end)]
-                self._waiting.pop(RowKey(peer.incarnation, sid), None)
-                self._refusals += isinstance(message, Ended) and message.code in REFUSALS
-            case WorkerDown(incarnation=incarnation, cause="silent for too long"):
-                was_frozen = self._world.workers[incarnation].frozen_ms > 1_000
-                assert was_frozen or "cut" in self._world.faults, "it was not silent"
-
-    def _judge(self, row: RowKey, submit: Submit) -> None:
-        """It waited, can still be in time, and of its flow nobody is more urgent."""
-        known = self._waiting[row]
-        assert self.clock.now < known.deadline_ms, f"{row} begins after its deadline"
-        flow = Flow(submit.tenant, submit.klass)
-        urgency = (known.deadline_ms, known.arrived_ms, known.number)
-        for other, waits in self._waiting.items():
-            if waits.digest == known.digest and self._flow(other) == flow:
-                least = (waits.deadline_ms, waits.arrived_ms, waits.number)
-                assert urgency <= least, f"{row} overtook {other}"
-        self._running[row] = self._waiting.pop(row)
-
-    def _flow(self, row: RowKey) -> Flow | None:
-        """As what it waits; None: it does not, its end may have been said to a connection that was gone."""
-        gateway = self.core._members.gateways.get(row.gateway)
-        request = gateway.rows.get(row) if gateway else None
-        return request.waiting.flow if request is not None and request.waiting is not None else None
 
 
 class World:
@@ -185,8 +70,7 @@ class World:
             digests = {w.digest for w in self.workers.values() if run.prefill_from == f"unix:/{w.name}"}
             assert worker.digest in digests, "a prompt computed with other weights"
         *others, own = worker.rows.values()
-        # Nobody knows whose rows a worker has that came back. Batch that is due does not wait for batch.
-        if self.joins[worker.incarnation] == 1 and own.flow[1] != BATCH:
+        if self.joins[worker.incarnation] == 1:  # nobody knows whose rows a worker has that came back
             before = sum(row.pending for row in others if not row.is_remote and row.flow == own.flow)
             assert before < PREFILL_WINDOW_TOKENS, "order was decided too early"
         if self.joins[worker.incarnation] == 1 and others:

@@ -1,7 +1,7 @@
 """A fleet that many tenants share, on the simulated network: who is served how much, and who waits for whom.
 
 The simulated dispatcher asserts as it goes that nothing begins after its deadline, that the most urgent of a
-flow is first, and that a refusal changes nothing (`tests.dispatch.simulation`).
+flow is first, and that a refusal changes nothing (`tests.dispatch.dispatcher_node`).
 """
 
 import itertools

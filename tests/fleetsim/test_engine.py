@@ -1,5 +1,7 @@
 """The simulation's clock and its log."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,8 @@ from fleetsim.engine import Engine, EventLog
 
 @given(st.lists(st.integers(0, 50), max_size=60))
 def test_events_happen_in_order_of_time_then_of_scheduling(times: list[int]) -> None:
-    engine, happened = Engine(), []
+    engine = Engine()
+    happened: list[Any] = []
     for number, time_us in enumerate(times):
         engine.at(time_us, lambda number=number: happened.append((engine.now_us, number)))
     engine.run(100)
@@ -18,7 +21,8 @@ def test_events_happen_in_order_of_time_then_of_scheduling(times: list[int]) -> 
 
 
 def test_what_an_event_schedules_for_the_same_moment_happens_after_what_was_there() -> None:
-    engine, happened = Engine(), []
+    engine = Engine()
+    happened: list[Any] = []
     engine.at(5, lambda: engine.at(5, happened.append, "later"))
     engine.at(5, happened.append, "there")
     engine.run(5)
@@ -26,7 +30,8 @@ def test_what_an_event_schedules_for_the_same_moment_happens_after_what_was_ther
 
 
 def test_a_run_ends_at_its_time_and_goes_on_from_there() -> None:
-    engine, happened = Engine(), []
+    engine = Engine()
+    happened: list[Any] = []
     engine.at(10, happened.append, "in time")
     engine.at(11, happened.append, "later")
     engine.run(10)

@@ -13,6 +13,7 @@ from fleetsim.rows import Row
 from fleetsim.workloads import workload_of
 from gpuworker.engine.plan import StepPlan, StepResult
 from gpuworker.engine.scripted_runner import ScriptedRunner
+from gpuworker.engine.sequence import Sequence
 from policy.flow import Flow
 from policy.pacing import StepPacer
 from policy.step_cost import StepCost
@@ -52,7 +53,8 @@ def in_scheduler(requests: list[Arrival]) -> list[float]:
     pacer = StepPacer(TARGET_MS)
     bench = Bench(blocks=BLOCKS, max_rows=256, max_step_tokens=512, pacer=pacer)
     runner = ScriptedRunner()
-    waiting, sequences = list(requests), []
+    waiting = list(requests)
+    sequences: list[tuple[Arrival, Sequence]] = []
     while waiting or bench.scheduler.has_work():
         if waiting and not bench.scheduler.has_work():
             bench.now_ms = max(bench.now_ms, waiting[0].at_us / 1000)

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from gpuworker.wire.messages import Pressure, Submit
+from gpuworker.wire.messages import Pressure, Submit, unpack_ids
 from tests.gateway.harness import MODEL, QUICK, SMALLER, GatewayProcess, gateway_started
 from tests.gateway.peers import WorkerPeer, echo, socket_address
 from tests.gateway.raw import Response
+from tests.gateway.weights import store_make
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -83,6 +85,27 @@ async def test_outputs_become_as_short_as_three_quarters_are(pressed: GatewayPro
     assert (await ask(pressed))[1].max_tokens == 200
 
 
+async def test_answers_that_were_cut_do_not_make_the_next_ones_shorter(pressed: GatewayProcess) -> None:
+    most: list[int] = []
+
+    def forty_words(submit: Submit) -> None:
+        most.append(submit.max_tokens)
+        worker = next(worker for worker in pressed.dispatcher.workers if worker.digest == submit.digest)
+        pressed.dispatcher.place(submit, worker)
+        prompt, output = len(unpack_ids(submit.prompt)), min(40, submit.max_tokens)
+        worker.emit(submit.sid, 0, output, " word" * output, prompt=prompt)
+        worker.finish(submit.sid, "length", prompt=prompt, output=output)
+
+    with pressed.dispatcher.scripted(forty_words):
+        for level in (0, 3):
+            await press(pressed, level)
+            for _ in range(SAMPLES):
+                await pressed.post("/v1/completions", BODY)
+    learned = most[SAMPLES:]
+    assert learned[0] < 200
+    assert learned == [learned[0]] * SAMPLES
+
+
 async def test_an_unknown_tenant_is_not_cut_short(pressed: GatewayProcess) -> None:
     await press(pressed, 3)
     assert (await ask(pressed))[1].max_tokens == 200
@@ -109,6 +132,18 @@ async def test_not_where_that_one_is_pressed_too(pressed: GatewayProcess) -> Non
     await press(pressed, 4)
     await press(pressed, 4, _smaller_digest(pressed))
     assert (await ask(pressed))[1].digest == pressed.digest
+
+
+async def test_not_where_this_gateway_lacks_its_tokenizer(tmp_path: Path) -> None:
+    absent, digest = "0" * 64, store_make(tmp_path)
+    routes = {"routes": {MODEL: digest, SMALLER: absent}, "smaller": {MODEL: SMALLER}}
+    accepts = {"accepts_smaller_model": True}
+    async with gateway_started(limits=QUICK, snapshot=routes, full_key=accepts) as gateway:
+        await gateway.dispatcher.add(WorkerPeer("worker-1", socket_address(gateway.folder, "w1"), absent))
+        await press(gateway, 4)
+        response, submit = await ask(gateway)
+    assert (response.status, submit.digest) == (200, gateway.digest)
+    assert "x-model-served" not in response.headers
 
 
 async def test_who_does_not_accept_it_keeps_the_model() -> None:

@@ -142,6 +142,28 @@ async def test_killed_and_started_again_without_its_data(tmp_path_factory: pytes
         server.stop()
 
 
+async def test_after_an_outage_the_store_is_told_again_what_is_held(store: ValkeyServer) -> None:
+    """It may be a replica now that lacks the last calls, of which its epoch says nothing."""
+    of = grant(limit("spend_per_day", 1_000))
+    async with quotas_started(store.url, bounds=QUICK) as quotas, Redis.from_url(store.url) as client:
+        held = [await quotas.reserve(demand(of, 10, 100))]
+        (key,) = [key async for key in client.scan_iter(f"sluice:quota:{{{of.tenant_id}}}:spend*")]
+        before = await client.dump(key)
+        assert before is not None
+        held += [await quotas.reserve(demand(of, 10, 100)) for _ in range(3)]
+        await asyncio.sleep(2 * QUICK.expiry_s)  # all was reported
+        await client.restore(key, 0, before, replace=True)
+        os.kill(store.pid, signal.SIGSTOP)
+        await asyncio.sleep(2.5)
+        assert quotas._store.is_down
+        os.kill(store.pid, signal.SIGCONT)
+        await asyncio.sleep(1.0)
+        (report,) = [value for value in (await client.hvals(key)) if b":" in value]
+        assert report.startswith(b"0:840:")
+        for reservation in held:
+            reservation.cancel()
+
+
 async def test_emptied_while_tokens_slots_and_money_are_held(store: ValkeyServer) -> None:
     of = grant(
         limit("tokens_per_minute", 600),

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 from redis.asyncio import Redis
@@ -89,6 +91,21 @@ async def test_without_the_ledger_nothing_is_spent(valkey: ValkeyServer) -> None
         with pytest.raises(ApiError) as caught:
             await quotas.reserve(demand(grant(limit("spend_per_day", 1_000))))
     assert (caught.value.status, caught.value.code) == (503, "overloaded")
+
+
+async def test_requests_do_not_wait_for_a_slow_ledger_one_after_the_other(valkey: ValkeyServer) -> None:
+    class Slow(Books):
+        async def spend_since(self, tenant_id: UUID, since: datetime, **_: object) -> int:
+            self.asked.append((tenant_id, since))
+            await asyncio.sleep(0.2)
+            raise TimeoutError
+
+    of, books = grant(limit("spend_per_day", 1_000)), Slow()
+    async with quotas_started(valkey.url, books) as quotas:
+        asking = [quotas.reserve(demand(of)) for _ in range(20)]
+        results = await asyncio.gather(*asking, return_exceptions=True)
+    assert {getattr(result, "status", None) for result in results} == {503}
+    assert len(books.asked) == 1
 
 
 async def test_more_than_a_whole_budget_is_no_matter_of_waiting(valkey: ValkeyServer) -> None:

@@ -86,6 +86,11 @@ class BucketAccount(Account):
         super().local_end()
         self._local = None
 
+    def take_more(self, amount: int, now: int) -> None:
+        super().take_more(amount, now)
+        if self._local is not None:  # `give` settles all that was reserved: this, too
+            self._local.settle(-amount, now)
+
     def give(self, reserved: int, actual: int, now: int) -> None:
         super().give(reserved, actual, now)
         if self._local is not None:

@@ -12,7 +12,8 @@ CACHED_PARTS = 10  # so many cached prompt tokens count as one
 @dataclass(frozen=True, slots=True)
 class Demand:
     """`max_tokens` is the output bound of all `answers` (prompts times choices) together; `klass` is
-    interactive or batch. Without a price nothing is spent."""
+    interactive or batch. Without a price nothing is spent. `is_shortened`: `max_tokens` is what such answers
+    are expected to need, so how long this one becomes says nothing about that."""
 
     grant: KeyGrant
     model: str
@@ -22,6 +23,7 @@ class Demand:
     price: Price | None
     requests: int = 1
     answers: int = 1
+    is_shortened: bool = False
 
     @property
     def worst_micro_usd(self) -> int:

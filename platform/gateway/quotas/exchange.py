@@ -7,7 +7,7 @@ from uuid import UUID
 from gateway.quotas.account_set import AccountSets
 from gateway.quotas.accounts import Account
 from gateway.quotas.bounds import QuotaBounds
-from gateway.quotas.ledger import Ledger
+from gateway.quotas.ledger import Ledger, LedgerAway
 from gateway.quotas.link import Link, Reply
 from gateway.quotas.scripts import RESERVE, SETTLE
 from gateway.quotas.spend import SpendAccount
@@ -49,6 +49,8 @@ class Exchange:
         self.is_forced = False  # to say where it stands, though nothing changed
         self.is_ending = False  # nothing is kept for later
         self.away_ms = 0  # granted without the store; the next settlement accounts for it
+        self._ledger_away: LedgerAway | None = None  # as it was when it was asked last
+        self._ledger_again_ms = now_ms()
 
     @property
     def _accounts(self) -> Collection[Account]:
@@ -78,12 +80,27 @@ class Exchange:
         wants = [(account, amount, self._want(account, amount)) for account, amount in asked]
         unknown = await self._reserve(wants)
         if unknown:
-            for account in unknown:
-                account.base = await self._ledger.base(self._tenant_id, account.limit, account.period)
+            await self._bases_ask(unknown)
             await self.settle(unknown)
             wants = [(account, amount, amount) for account, amount in asked]
             if await self._reserve(wants):
                 raise StoreAway("the store forgot a budget at once")
+
+    async def _bases_ask(self, unknown: Sequence[SpendAccount]) -> None:
+        """Of the ledger. When it was away it is not asked again for as long as clients are told to wait:
+        whoever waits for this tenant's lock would ask it one after the other.
+
+        Raises LedgerAway, StoreAway.
+        """
+        if self._ledger_away is not None and (left_ms := self._ledger_again_ms - now_ms()) > 0:
+            raise LedgerAway(str(self._ledger_away), left_ms)
+        try:
+            for account in unknown:
+                account.base = await self._ledger.base(self._tenant_id, account.limit, account.period)
+        except LedgerAway as error:
+            self._ledger_away, self._ledger_again_ms = error, now_ms() + error.wait_ms
+            raise
+        self._ledger_away = None
 
     def _want(self, account: Account, amount: int) -> int:
         """With what a lease should hold, as long as others find something, too."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from uuid import UUID
 
 from gateway.quotas.bounds import QuotaBounds
-from gateway.quotas.store import QuotaStore, StoreAway
+from gateway.quotas.store import QuotaStore
 from policy.spend import Period
 from tenants.contracts import QuotaLimit
 
@@ -41,14 +41,11 @@ class Ledger:
         self._timeout_s = bounds.ledger_timeout_s
 
     async def base(self, tenant_id: UUID, limit: QuotaLimit, period: Period) -> int:
-        """Of a counter that the store does not have. Raises LedgerAway.
+        """Of a counter that the store does not have. Raises LedgerAway, StoreAway.
 
         After data loss it is asked late: first every gateway reports what it holds and has spent.
         """
-        try:
-            await self._store.beat()
-        except StoreAway as error:
-            raise LedgerAway("the quota store does not answer", 1_000) from error
+        await self._store.beat()
         if learning_ms := self._store.learning_ms():
             raise LedgerAway("the quota store has lost its data and learns what was spent", learning_ms)
         if self._spend_since is None:

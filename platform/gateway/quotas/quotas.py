@@ -176,7 +176,7 @@ class Quotas:
 
     def _ended(self, demand: Demand, held: Sequence[Account], output_tokens: int | None) -> None:
         tenant_id = demand.grant.tenant_id
-        if output_tokens is not None:
+        if output_tokens is not None and not demand.is_shortened:
             each = output_tokens // max(1, demand.answers)
             self._estimates.observe(tenant_id, demand.model, each)
         tenant = self._tenants.get(tenant_id)
@@ -238,6 +238,8 @@ class Quotas:
         self._metrics.state_set(change.after)
         if change.after is State.OK:
             logger.warning("quotas: the store is back after %d ms", change.down_ms)
+            for tenant in self._tenants.values():  # a replica that took over may lack the last calls
+                tenant.force()
             return
         logger.critical(
             "quotas: ALERT the store has been down for %d ms, this gateway is %s",

@@ -14,7 +14,9 @@ from tenants.contracts import KeyGrant
 SHORTER_OUTPUT = 3  # from this level on
 SMALLER_MODEL = 4
 # Of the smaller model, about a request that the one that was asked for may well take.
-DOES_NOT_FIT = ("context_length_exceeded", "output_limit_exceeded", "invalid_value")
+DOES_NOT_FIT = ("context_length_exceeded", "output_limit_exceeded", "invalid_value", "overloaded")
+
+_SHORTER = "max_tokens"
 
 
 @dataclass(slots=True)
@@ -28,6 +30,10 @@ class Degradation:
     @classmethod
     def to(cls, smaller: ModelRoute, level: int) -> "Degradation":
         return cls(level, ["model"], smaller.slug)
+
+    @property
+    def is_shortened(self) -> bool:
+        return _SHORTER in self.measures
 
     def headers(self) -> HeaderList:
         if not self.measures:
@@ -66,5 +72,5 @@ def output_shorten(
         for most in max_tokens
     ]
     if shortened != max_tokens:
-        degradation.measures.append("max_tokens")
+        degradation.measures.append(_SHORTER)
     return shortened

@@ -17,5 +17,6 @@ async def reserve(gateway: Gateway, prepared: Prepared) -> Reservation:
             klass=generation.klass,
             answers=len(prepared.prompts) * generation.n,
             price=gateway.snapshot().prices.get(slug),
+            is_shortened=prepared.degradation.is_shortened,
         )
     )
