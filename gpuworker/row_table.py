@@ -8,7 +8,7 @@ from gpuworker.backends.base import Backend
 from gpuworker.engine.transfer import PrefillResult
 from gpuworker.prefill_client import PrefillClient
 from gpuworker.prefill_service import PrefillService
-from gpuworker.wire.messages import Hello, RowKey, Run, Submit
+from gpuworker.wire.messages import Hello, RowFlow, RowKey, Run, Submit
 
 TOKEN_BYTES = 4
 
@@ -18,6 +18,7 @@ Problem = tuple[str, str]  # code and message of a refusal
 @dataclass(slots=True)
 class _Row:
     choices: int
+    flow: RowFlow
     is_prefilled: bool = False
     is_paused: bool = False
 
@@ -61,6 +62,11 @@ class RowTable:
         """Of each row, in the order of iteration."""
         return [row.choices for row in self._rows.values()]
 
+    @property
+    def flows(self) -> list[RowFlow]:
+        """Of each row, in the order of iteration."""
+        return [row.flow for row in self._rows.values()]
+
     def problem(self, run: Run) -> Problem | None:
         """Why it cannot be taken: code and message."""
         if self._hello.serves == "prefill":
@@ -69,11 +75,13 @@ class RowTable:
 
     def take(self, row: RowKey, run: Run) -> None:
         """The caller has asked for `problem`."""
-        self._rows[row] = _Row(max(run.submit.n, 1))
+        submit = run.submit
+        flow = RowFlow(submit.tenant, submit.klass, submit.weight)
+        self._rows[row] = _Row(max(submit.n, 1), flow)
         if run.prefill_from and self._backend.kv_dtype:
-            self._client.fetch(row, run.submit, run.prefill_from)
+            self._client.fetch(row, submit, run.prefill_from)
         else:
-            self._submit(row, run.submit)
+            self._submit(row, submit)
 
     def prefilled_add(self, row: RowKey) -> None:
         self._rows[row].is_prefilled = True

@@ -163,7 +163,8 @@ class WorkerServer:
 
     def _dispatcher_hello(self) -> Hello:
         self._report.restart(self._rows.prefilled)
-        return replace(self._hello(), running=list(self._rows), choices=self._rows.choices)
+        rows = self._rows
+        return replace(self._hello(), running=list(rows), choices=rows.choices, flows=rows.flows)
 
     def _joined(self) -> None:
         self._report_send(_now_ms())

@@ -37,6 +37,7 @@ class Flows:
         self._prompts: dict[SequenceKey, int] = {}  # tokens that waiting rows have to compute
         self.waiting_prefill_tokens = 0
         self._rows: Counter[Flow] = Counter()  # that have not ended
+        self._batch_rows = 0  # of them
         self._held: Counter[Flow] = Counter()
         self._weights: dict[Flow, float] = {}
         self._catching_up: set[Flow] = set()  # beyond their share, but left out for long
@@ -50,12 +51,14 @@ class Flows:
         self._weights[flow] = sequence.weight * (BATCH_WEIGHT if flow.klass == BATCH else 1)
         self._time.activate(flow, self._weights[flow])
         self._rows[flow] += 1
+        self._batch_rows += flow.klass == BATCH
         self._put(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """It ended, and is in no queue any more."""
         flow = sequence.flow
         self._rows[flow] -= 1
+        self._batch_rows -= flow.klass == BATCH
         if sequence.held:
             self._held[flow] -= 1
         if not self._rows[flow]:
@@ -89,7 +92,7 @@ class Flows:
 
     def charge(self, flow: Flow, cost_ms: float) -> None:
         self._time.charge(flow, cost_ms)
-        is_wanted = any(other.klass == BATCH for other in self._rows)
+        is_wanted = self._batch_rows > 0
         self._floor.worked(1000 * cost_ms, 1, is_batch=flow.klass == BATCH, is_wanted=is_wanted)
 
     def time(self, flow: Flow) -> int:

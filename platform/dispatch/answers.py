@@ -6,6 +6,7 @@ from gpuworker.wire.messages import Ended, Placed
 from policy.waiting import Refusal
 
 NO_REPLICA_RETRY_MS = 10_000
+LATE_RETRY_MS = 5_000
 
 
 class Answers:
@@ -29,8 +30,12 @@ class Answers:
         )
 
     def late(self, request: Request, now_ms: float) -> None:
-        waited_ms = now_ms - request.arrived_ms
-        self.ended(request, "deadline_exceeded", f"waited {waited_ms:.0f} ms in the queue")
+        """It cannot start in time any more: for its own deadline, or for how long such requests wait."""
+        message = f"waited {now_ms - request.arrived_ms:.0f} ms in the queue"
+        if request.start_by_ms < request.deadline_ms:
+            self.ended(request, "deadline_unmeetable", message, retry_after_ms=LATE_RETRY_MS)
+        else:
+            self.ended(request, "deadline_exceeded", message)
 
     def too_long(self, request: Request) -> None:
         """Those that could hold it have gone."""

@@ -9,7 +9,7 @@ from dispatch.limits import Limits
 from dispatch.members import Members
 from dispatch.placing import request_of
 from dispatch.prefixes import PrefixIndex
-from dispatch.requests import Request
+from dispatch.requests import Request, adopted_make
 from dispatch.versions import Version, Versions
 from gpuworker.wire.messages import CancelRow, GatewayGone, Hello, RowKey, WorkerDown
 
@@ -64,23 +64,27 @@ class Joining:
         worker = Worker(hello, hello.capacity, peer, now_ms, prefixes)
         self._workers[hello.incarnation] = worker
         version = self._versions.add(hello.digest, hello.model, now_ms)
-        choices = hello.choices or [1] * len(hello.running)
-        for row, rows in dict(zip(hello.running, choices, strict=True)).items():
-            self._adopt(worker, row, rows, now_ms)
+        rows = dict(zip(hello.running, hello.choices or [1] * len(hello.running), strict=True))
+        adopted = [self._adopt(worker, row, choices, now_ms) for row, choices in rows.items()]
         if worker.takes_rows:
             version.holders[hello.incarnation] = worker
             version.replica_update(worker, now_ms)
+            flows = dict(zip(hello.running, hello.flows, strict=False))  # an older worker does not say
+            for request in adopted:
+                if request is not None and (flow := flows.get(request.row)):
+                    version.queue.adopt(adopted_make(request, flow, now_ms), hello.incarnation, now_ms)
             self._too_long_end(version)
             self._members.tell_gateways(worker.up())
         worker_inform(worker, version)
 
-    def _adopt(self, worker: Worker, row: RowKey, choices: int, now_ms: float) -> None:
-        """Believe a row the worker runs if this dispatcher is new; else its gateway was told it is lost."""
+    def _adopt(self, worker: Worker, row: RowKey, choices: int, now_ms: float) -> Request | None:
+        """Believe a row the worker runs if this dispatcher is new; else its gateway was told it is lost, and
+        it is cancelled: None."""
         gateway = self._gateways.get(row.gateway)
         known = gateway.rows.get(row) if gateway else None
         if now_ms > self._trusted_until_ms or (known and known.worker):
             worker.peer.send(CancelRow(row=row, reason="error"))
-            return
+            return None
         if gateway is None:  # it has not come back yet: what it says about the row must find it
             gateway = Gateway("", row.gateway, Absent(), now_ms, lost_ms=self._trusted_until_ms)
             self._gateways[row.gateway] = gateway
@@ -91,6 +95,7 @@ class Joining:
         worker.add(request)
         gateway.rows[row] = request
         self._answers.placed(request)
+        return request
 
     def worker_lost(self, incarnation: str, cause: str) -> None:
         worker = self._workers.pop(incarnation, None)

@@ -26,6 +26,8 @@ class Members:
             return "bad_role", "a worker's capacity must be positive"
         if hello.choices and len(hello.choices) != len(hello.running):
             return "bad_role", "a worker must say of every row how many it takes"
+        if hello.flows and len(hello.flows) != len(hello.running):
+            return "bad_role", "a worker must say of every row whose it is"
         for other in self.workers.values():
             is_other = other.hello.id == hello.id and other.hello.incarnation != hello.incarnation
             if is_other and not other.is_silent(now_ms):

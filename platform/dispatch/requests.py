@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from dispatch.limits import Limits
-from gpuworker.wire.messages import RowKey, Submit
-from policy.flow import CLASSES, INTERACTIVE, Flow
+from gpuworker.wire.messages import RowFlow, RowKey, Submit
+from policy.flow import BATCH_URGENT, CLASSES, INTERACTIVE, Flow
 from policy.waiting import Waiting
 
 
@@ -18,6 +18,7 @@ class Request:
     submit: Submit | None
     arrived_ms: float
     deadline_ms: float
+    start_by_ms: float = math.inf
     waiting: Waiting | None = None
     worker: str = ""
     prefilled: bool = False
@@ -38,19 +39,19 @@ def request_make(row: RowKey, submit: Submit, limits: Limits, now_ms: float) -> 
     """Ages and deadlines that a gateway states are bounded. The time it has waited comes with it."""
     waited_ms = min(max(submit.waited_ms, 0), limits.max_wait_ms)
     left_ms = min(submit.deadline_ms, limits.max_wait_ms)
-    return Request(row, submit, now_ms - waited_ms, now_ms + left_ms)
+    start_by_ms = now_ms + (min(submit.start_ms, left_ms) if submit.start_ms > 0 else left_ms)
+    return Request(row, submit, now_ms - waited_ms, now_ms + left_ms, start_by_ms)
 
 
 def waiting_make(request: Request, submit: Submit, cached_tokens: int) -> Waiting:
     """Its key is the request itself: the number of a row may stand for another attempt by then."""
     most_tokens = max(0, submit.max_tokens) * request.choices
-    is_weighted = submit.weight > 0 and math.isfinite(submit.weight)
     return Waiting(
         key=request,
         flow=Flow(submit.tenant, submit.klass if submit.klass in CLASSES else INTERACTIVE),
-        weight=submit.weight if is_weighted else 1.0,
+        weight=_weight(submit.weight),
         arrived_ms=request.arrived_ms,
-        deadline_ms=request.deadline_ms,
+        deadline_ms=request.start_by_ms,
         prompt_tokens=request.prompt_tokens,
         cached_tokens=cached_tokens,
         expected_tokens=min(submit.expected_tokens, most_tokens)
@@ -59,3 +60,23 @@ def waiting_make(request: Request, submit: Submit, cached_tokens: int) -> Waitin
         choices=request.choices,
         is_retry=submit.retries > 0 if submit.retries >= 0 else None,
     )
+
+
+def adopted_make(request: Request, row: RowFlow, now_ms: float) -> Waiting:
+    """A row that a worker already ran, as its queue counts it: nothing is left to decide, its cost is not
+    known. Workers run batch that became urgent as a class of its own."""
+    return Waiting(
+        key=request,
+        flow=Flow(row.tenant, row.klass if row.klass in (*CLASSES, BATCH_URGENT) else INTERACTIVE),
+        weight=_weight(row.weight),
+        arrived_ms=now_ms,
+        deadline_ms=math.inf,
+        prompt_tokens=0,
+        cached_tokens=0,
+        expected_tokens=0,
+        choices=request.choices,
+    )
+
+
+def _weight(said: float) -> float:
+    return said if said > 0 and math.isfinite(said) else 1.0

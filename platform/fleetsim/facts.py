@@ -87,8 +87,9 @@ def value_at(path: str, result: object, facts: Mapping[str, float]) -> float:
 
 
 def _is_late(request: Request) -> bool:
-    """Its prompt began to be computed after its deadline."""
-    return request.placed_us > request.deadline_us
+    """It was placed after its deadline, and had no first token yet: one that moved had."""
+    has_moved = 0 < request.first_us < request.placed_us
+    return request.placed_us > request.deadline_us and not has_moved
 
 
 def _is_batch_late(request: Request, now_us: int) -> bool:

@@ -143,6 +143,7 @@ class Fleet:
                 output_tokens=request.output_tokens,
                 prefix=request.arrival.prefix,
                 emitted=request.row.emitted if request.row else 0,
+                last_us=request.row.last_us if request.row else 0,
             )
             request.row, request.replica, request.placed_us = row, taken.replica, self.engine.now_us
             member.placed += 1

@@ -11,6 +11,10 @@ class Limits:
     max_buffered_body_bytes: int = 256 * 1024 * 1024  # all requests of this process together
     default_max_tokens: int = 1024
     max_deadline_s: float = 600.0
+    max_queue_s: float = (
+        30.0  # until the first token, of interactive requests whose clients state no deadline
+    )
+    max_queue_s_per_token: float = 0.01  # of the prompt, more: the slowest replicas compute it in that time
     max_open_requests_per_key: int = 1024  # where the key says nothing
     max_sockets: int = 4096
     max_sockets_per_key: int = 64

@@ -104,8 +104,7 @@ class FairQueue:
         """It waits, at the place that its deadline gives it."""
         state = self.flows.get(waiting.flow)
         if state is None:
-            state = self.flows[waiting.flow] = FlowState(waiting.flow, waiting.weight)
-            self.weight += waiting.weight
+            state = self._open(waiting)
         elif state.weight != waiting.weight:
             self.weight += waiting.weight - state.weight
             if state.waiting:
@@ -129,6 +128,15 @@ class FairQueue:
         """It runs."""
         state = self.flows[waiting.flow]
         self._unqueue(state, waiting)
+        state.running_rows += waiting.choices
+        self._touch(state)
+
+    def adopt(self, waiting: Waiting) -> None:
+        """It runs already and never waited here. What the flow's own requests say of its weight is newer."""
+        state = self.flows.get(waiting.flow)
+        if state is None:
+            state = self._open(waiting)
+            self._time.activate(waiting.flow, waiting.weight)
         state.running_rows += waiting.choices
         self._touch(state)
 
@@ -201,6 +209,12 @@ class FairQueue:
                 self._reorder(state)
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _open(self, waiting: Waiting) -> FlowState:
+        """Its flow had nothing here."""
+        state = self.flows[waiting.flow] = FlowState(waiting.flow, waiting.weight)
+        self.weight += waiting.weight
+        return state
 
     def _unqueue(self, state: FlowState, waiting: Waiting) -> None:
         state.waiting.remove(waiting.key)

@@ -62,8 +62,7 @@ class ModelQueue:
 
     def submit(self, waiting: Waiting, now_ms: float) -> Refusal | None:
         """None: it waits. A refusal changes nothing. Raises ValueError for a key that is here already."""
-        if waiting.key in self._waiting or waiting.key in self._placer.placed:
-            raise ValueError(f"{waiting.key!r} is here already")
+        self._check_new(waiting)
         self._now_ms = now_ms
         waiting.work_us = self._prefill_us(waiting) + round(1000 * self._estimate.decode_ms(waiting))
         if refusal := self._entrance.refusal(waiting, self._prefill_ms(waiting), now_ms):
@@ -120,6 +119,18 @@ class ModelQueue:
 
     # -- placed requests ----------------------------------------------------------------------------------
 
+    def adopt(self, waiting: Waiting, replica_key: str, now_ms: float) -> None:
+        """A request that a replica runs already, known only from there: placed, and its prompt computed. Tell
+        the replica with its rows first. Raises ValueError for a replica nobody told of, or a key that is here
+        already."""
+        self._check_new(waiting)
+        if replica_key not in self._placer.rooms:
+            raise ValueError(f"no replica {replica_key!r}")
+        self._now_ms = now_ms
+        self._sequence += 1
+        waiting.sequence = self._sequence
+        self._placer.adopt(waiting, replica_key)
+
     def prefilled(self, key: Hashable) -> None:
         """The prompt of a placed request is computed. Unknown keys are ignored."""
         if waiting := self._placer.prefilled(key):
@@ -128,7 +139,8 @@ class ModelQueue:
     def ended(self, key: Hashable, now_ms: float) -> None:
         """A placed request runs no more, for whatever reason. Unknown keys are ignored."""
         placed = self._placer.ended(key)
-        if placed is not None and placed.is_prefilled:
+        # Of one that was adopted nothing was estimated.
+        if placed is not None and placed.is_prefilled and placed.waiting.work_us:
             self._entrance.done(placed.waiting, placed.waiting.work_us - self._prefill_us(placed.waiting))
 
     def worked(self, replica_key: str, flow: Flow, total_us: int) -> None:
@@ -215,6 +227,10 @@ class ModelQueue:
         return self._entrance.drain.rate
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _check_new(self, waiting: Waiting) -> None:
+        if waiting.key in self._waiting or waiting.key in self._placer.placed:
+            raise ValueError(f"{waiting.key!r} is here already")
 
     def _queue(self, waiting: Waiting) -> FairQueue:
         return self._placer.queue(waiting.flow)

@@ -96,6 +96,13 @@ class Placer:
         self._is_settled = True
         return None
 
+    def adopt(self, waiting: Waiting, replica: str) -> None:
+        """It runs there, its prompt is computed, and nothing is charged for what is over."""
+        self.placed[waiting.key] = Placed(waiting, replica, 0, is_account=False, is_prefilled=True)
+        self.rooms.adopt(replica, waiting)
+        self.queue(waiting.flow).adopt(waiting)
+        self._is_settled = False
+
     def prefilled(self, key: Hashable) -> Waiting | None:
         """None: that is known, or nobody knows the request."""
         placed = self.placed.get(key)
@@ -167,7 +174,7 @@ class Placer:
             )
             if key is not None:
                 return self._place(queue, head, key)
-            if is_first and not idle_only and not is_limited:
+            if is_first and own == WITHIN and not idle_only:  # who yields keeps no room from the others
                 self._keep_room(head, now_ms)
             is_first = False
         return None

@@ -166,10 +166,14 @@ class Rooms:
         room.rows += waiting.choices
         room.pending_tokens += waiting.new_tokens
         room.free_blocks -= blocks + waiting.choices - 1
-        if waiting.flow not in room.parts:
-            room.parts[waiting.flow] = [0, 0, 0]
-            self._holders.setdefault(waiting.flow, {})[key] = room
+        self._hold(room, waiting.flow)
         self._count(room, waiting.flow, waiting.choices, waiting.new_tokens, 1)
+
+    def adopt(self, key: str, waiting: Waiting) -> None:
+        """It runs there, and its replica's rows are told with it: only whose they are is new."""
+        room = self._rooms[key]
+        self._hold(room, waiting.flow)
+        self._count(room, waiting.flow, waiting.choices, 0, 0)
 
     def prefilled(self, key: str, waiting: Waiting) -> None:
         self._count(self._rooms[key], waiting.flow, 0, -waiting.new_tokens, -1)
@@ -254,6 +258,11 @@ class Rooms:
         if flow.klass == BATCH:
             return YIELDS_TO_ALL
         return OVER if flow in self._over else WITHIN
+
+    def _hold(self, room: Room, flow: Flow) -> None:
+        if flow not in room.parts:
+            room.parts[flow] = [0, 0, 0]
+            self._holders.setdefault(flow, {})[room.replica.key] = room
 
     def _count(self, room: Room, flow: Flow, rows: int, tokens: int, prompts: int) -> None:
         part = room.parts[flow]

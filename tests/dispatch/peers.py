@@ -10,6 +10,7 @@ from gpuworker.wire.messages import (
     FlowWork,
     Hello,
     Report,
+    RowFlow,
     RowKey,
     Sampling,
     Submit,
@@ -51,6 +52,7 @@ def hello(
     serves: str = "both",
     labels: list[str] | None = None,
     kv_dtype: str = "float32",
+    flows: list[RowFlow] | None = None,
 ) -> Hello:
     return Hello(
         version=PROTOCOL_VERSION,
@@ -69,6 +71,7 @@ def hello(
         serves=serves,
         labels=labels or [],
         kv_dtype=kv_dtype,
+        flows=flows or [],
     )
 
 

@@ -10,6 +10,7 @@ from gpuworker.wire.messages import (
     GatewayGone,
     Refused,
     Report,
+    RowFlow,
     RowKey,
     Run,
     Shares,
@@ -31,6 +32,7 @@ class Row:
     prompt: int
     left: int  # steps
     flow: Flow
+    weight: float
     choices: int = 1
     is_remote: bool = False  # another worker was asked for its prompt
     is_fetching: bool = False  # and has not answered
@@ -96,6 +98,7 @@ class Worker(Client):
             max_tokens=MAX_TOKENS,
             serves=self.serves,
             running=list(self.rows),
+            flows=[RowFlow(*row.flow, row.weight) for row in self.rows.values()] if self._tells_work else [],
         )
 
     def joined(self) -> None:
@@ -158,7 +161,8 @@ class Worker(Client):
         steps = self.clock.random.randint(1, self.longest_row)
         is_remote = bool(run.prefill_from)
         flow = (run.submit.tenant, run.submit.klass)
-        state = Row(blocks, prompt, steps, flow, choices, is_remote=is_remote, is_fetching=is_remote)
+        weight = run.submit.weight
+        state = Row(blocks, prompt, steps, flow, weight, choices, is_remote=is_remote, is_fetching=is_remote)
         self.rows[row] = state
         self.fleet.accepted(self, run)
         if is_remote:

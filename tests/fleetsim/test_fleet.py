@@ -57,6 +57,8 @@ def test_a_lost_zone_loses_no_request() -> None:
     moved = [request for request in requests if request.first_us < request.placed_us]
     assert moved
     assert all(request.replica[-1] not in "14" for request in moved)
+    # after a pause, which is one of its gaps
+    assert 100 < simulation.recorder.gaps["others"].percentiles().max < 10_000
 
 
 def test_warm_replicas_come_when_requests_wait_too_long() -> None:

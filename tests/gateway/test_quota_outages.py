@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -158,7 +159,8 @@ async def test_after_an_outage_the_store_is_told_again_what_is_held(store: Valke
         assert quotas._store.is_down
         os.kill(store.pid, signal.SIGCONT)
         await asyncio.sleep(1.0)
-        (report,) = [value for value in (await client.hvals(key)) if b":" in value]
+        kept: list[Any] = await client.hvals(key)
+        (report,) = [value for value in kept if b":" in value]
         assert report.startswith(b"0:840:")
         for reservation in held:
             reservation.cancel()

@@ -139,3 +139,16 @@ async def test_a_gateway_silent_for_an_hour_is_folded_into_the_base_whole(tenant
 async def test_a_bucket_that_expired_meanwhile_was_full(tenant: Tenant) -> None:
     *_, left, unpaid = await tenant.call(SETTLE, 1, ["tokens"], "bucket", 1_000, 60_000, -9_000, 10_000)
     assert (left, unpaid) == (1_000, 0)
+
+
+async def test_a_clock_that_steps_back_refills_nothing_twice(tenant: Tenant) -> None:
+    """As after a failover to a host whose clock is behind."""
+    ask = ("bucket", 1_000, RATE, 1, 1, "")
+    await tenant.call(RESERVE, 1, ["tokens"], "bucket", 1_000, RATE, 1_000, 1_000, "")
+    seconds, _ = await tenant.client.time()
+    for ahead_ms, kept_ms in ((10_000, 10_000), (10**12, 1_000_000)):  # at most until it would be full
+        await tenant.client.hset(tenant.tag + "tokens", mapping={"level": 0, "at": seconds * 1000 + ahead_ms})
+        assert (await tenant.call(RESERVE, 2 + ahead_ms, ["tokens"], *ask))[3] < 1
+        at = int(await tenant.field("tokens", "at")) - seconds * 1000
+        assert kept_ms <= at <= kept_ms + 5_000
+        assert await tenant.level("tokens") == 0

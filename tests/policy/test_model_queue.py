@@ -219,7 +219,7 @@ def test_an_overloaded_model_takes_no_batch_and_nothing_more_of_flows_over_their
     for now_ms in range(250, 3001, 250):
         queue.tick(now_ms)
     queue.replica_update(replica_make(row_limit=2))
-    assert taken(queue, 3000) == [0]  # of two rows, those over their share have one
+    assert taken(queue, 3000) == [0, 1]  # a row each, which is their part
     queue.tick(3500)
     batch = queue.submit(waiting_make("batch", klass=BATCH, deadline_ms=1e8), 3500)
     over = queue.submit(waiting_make("over", "a", at_ms=3500), 3500)
@@ -291,6 +291,18 @@ def test_batch_keeps_a_tenth_of_the_machine_time_under_saturation() -> None:
     batch_ms = fleet.served_ms[Flow("bulk", BATCH)]
     assert fleet.busy_ms >= 0.99 * 2 * fleet.now_ms
     assert 0.095 <= batch_ms / fleet.busy_ms <= 0.16
+
+
+def test_batch_that_finds_no_room_keeps_no_replica_from_interactive_requests() -> None:
+    """Batch stops where a fifth of the rows is left; nobody else has to wait because it waits."""
+    queue = queue_make(replica_make(rows=28, max_rows=32, row_limit=32))
+    for number in range(12):
+        queue.submit(waiting_make(number, "bulk", BATCH, deadline_ms=1e8), 0)
+    for now_ms in range(0, 5_000, 50):
+        queue.replica_update(replica_make(rows=28, max_rows=32, row_limit=32, free=5_000 + now_ms))
+        assert taken(queue, now_ms) == []
+    queue.submit(waiting_make("chat", "b", at_ms=5_000), 5_000)
+    assert taken(queue, 5_000) == ["chat"]
 
 
 def test_batch_whose_deadline_is_near_is_served_among_interactive_requests() -> None:

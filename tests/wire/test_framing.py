@@ -153,6 +153,16 @@ def test_a_row_key_is_still_a_row_key_after_the_wire() -> None:
     assert received.running[0].gateway == "g"
 
 
+def test_a_greeting_says_whose_each_running_row_is() -> None:
+    sent = Hello(
+        version=1, role="worker", id="w", incarnation="i", secret="s", running=[RowKey("g", 1), RowKey("g", 2)],
+        flows=[RowFlow("acme", "batch", 0.5), RowFlow("globex", "interactive")],
+    )  # fmt: skip
+    assert FrameDecoder().feed(encode(sent)) == [sent]
+    (older,) = FrameDecoder().feed(_frame(msgspec.msgpack.decode(encode(sent)[4:])[:-1]))
+    assert older == msgspec.structs.replace(sent, flows=[])
+
+
 def test_ends_travel_inside_their_frame() -> None:
     end = End(
         sid=1, reason="stop", prompt_tokens=3, cached_tokens=0, output_tokens=2, queue_ms=1, prefill_ms=2,

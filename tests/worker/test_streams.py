@@ -61,7 +61,8 @@ async def test_a_gateway_that_connects_late_gets_every_token(stage: Stage) -> No
 async def test_rows_go_on_while_the_dispatcher_is_away_and_are_announced_to_the_next(stage: Stage) -> None:
     await stage.start("--step-ms", "20")
     gateway = await stage.gateway()
-    stage.run(gateway, 1, "steady", max_tokens=100, n=2)
+    of_tenant = {"tenant": "acme", "klass": "batch_urgent", "weight": 0.5}
+    stage.run(gateway, 1, "steady", max_tokens=100, n=2, **of_tenant)
     stage.run(gateway, 2, "short", max_tokens=10)
     await gateway.until(lambda: gateway.text(1))
     await stage.dispatcher.stop()
@@ -71,6 +72,7 @@ async def test_rows_go_on_while_the_dispatcher_is_away_and_are_announced_to_the_
     await stage.dispatcher.until(lambda: len(stage.dispatcher.reports) > reports)
     assert stage.dispatcher.hellos[-1].running == [gateway.row(1)]
     assert stage.dispatcher.hellos[-1].choices == [2]
+    assert stage.dispatcher.hellos[-1].flows == [RowFlow("acme", "batch_urgent", 0.5)]
     assert stage.dispatcher.reports[reports].prefilled == [gateway.row(1)]
     await gateway.until_ended(1)
     assert gateway.text(1) == ("steady" * 20)[:100]

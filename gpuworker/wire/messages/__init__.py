@@ -19,7 +19,7 @@ from gpuworker.wire.messages.base import (
     unpack_ids,
 )
 from gpuworker.wire.messages.fleet import FleetState, FlowView, GatewayView, QueueView, WorkerView
-from gpuworker.wire.messages.greeting import Capacity, Heartbeat, Hello, Refusal, Welcome
+from gpuworker.wire.messages.greeting import Capacity, Heartbeat, Hello, Refusal, RowFlow, Welcome
 from gpuworker.wire.messages.placing import (
     CancelRow,
     Ended,
@@ -111,6 +111,7 @@ __all__ = [
     "Refused",
     "Report",
     "Resume",
+    "RowFlow",
     "RowKey",
     "Run",
     "Sampling",

@@ -14,6 +14,14 @@ class Capacity(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     max_rows: int
 
 
+class RowFlow(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Whose row it is, as its Run said."""
+
+    tenant: str
+    klass: str
+    weight: float = 1.0
+
+
 class Hello(Message, frozen=True):
     version: int
     role: str  # gateway | worker | controller
@@ -29,6 +37,7 @@ class Hello(Message, frozen=True):
     serves: str = "both"  # worker: both | prefill | decode
     labels: list[str] = []  # worker: pools it belongs to, for the router: long_prompt
     kv_dtype: str = ""  # worker: numbers of its KV, see policy.prefix; "" when it keeps no prefixes
+    flows: list[RowFlow] = []  # worker: whose each of `running` is; empty: not known
 
 
 class Welcome(Message, frozen=True):

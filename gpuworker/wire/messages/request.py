@@ -43,6 +43,7 @@ class Submit(Message, frozen=True):
     ignore_eos: bool = False
     waited_ms: int = 0  # how long ago it arrived, when submitted again
     deadline_ms: int = 600_000  # time left
+    start_ms: int = 0  # time left for its first token; 0: until its deadline
     n: int = 1  # choices; each has its own tokens, text and reason
     echo: bool = False  # the prompt's text begins every choice; max_tokens may then be 0
     grammar: Grammar | None = None

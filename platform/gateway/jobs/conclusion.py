@@ -67,6 +67,7 @@ class Conclusions:
             logger.exception("request %s could not be concluded", job.request_id)
             job.sink.failed(ApiError("internal_error", "the gateway failed on this request"))
         finally:
+            job.reservation.cancel()  # where it was not settled, for a defect
             self._forget(job)
 
     def _forget(self, job: Job) -> None:
@@ -135,9 +136,10 @@ class Conclusions:
 
 
 def _reservation_settle(job: Job, records: list[UsageRecord]) -> None:
-    """What was used is what bills. A request that never ran takes nothing, not even of requests a minute."""
+    """What was used is what bills. One that we did not run takes nothing, not even of requests a minute."""
     has_run = any(record.prompt_tokens for record in records)
-    if not has_run and job.failure is not None:
+    is_unwanted = any(stream.cancel_reason == "cancelled" for stream in job.streams)
+    if not has_run and job.failure is not None and not is_unwanted:
         job.reservation.cancel()
         return
     price = job.price

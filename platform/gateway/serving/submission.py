@@ -16,12 +16,13 @@ from gateway.prompts.tokenization import ModelTokenizer
 from gateway.quotas.quotas import Reservation
 from gateway.runtime import Gateway
 from gateway.serving.bounds import logprobs_judge, max_tokens_of, token_ids_judge
-from gateway.serving.deadline import deadline_at
+from gateway.serving.deadline import DEADLINE_HEADER, deadline_at
 from gateway.serving.degrading import DOES_NOT_FIT, Degradation, output_shorten, smaller_route
 from gateway.upstream.stream import Stream
 from gpuworker.manifest import WeightsMismatch
 from gpuworker.wire.messages import Submit, pack_ids
 from modelsvc.contracts import ModelRoute
+from policy.flow import BATCH
 from tenants.contracts import KeyGrant
 
 MAX_PROMPTS = 128  # of one request: their usage rows have ids that follow each other
@@ -195,6 +196,7 @@ def _submit_message(
         grammar=generation.grammar,
         ignore_eos=generation.ignore_eos,
         deadline_ms=deadline_ms,
+        start_ms=_start_ms(gateway, prepared, len(prepared.prompts[index]), deadline_ms),
         n=generation.n,
         echo=generation.echo,
         cache_salt=generation.cache_salt,
@@ -203,6 +205,16 @@ def _submit_message(
         expected_tokens=generation.n
         * gateway.quotas.expected_tokens(grant.tenant_id, route.slug, prepared.max_tokens[index]),
     )
+
+
+def _start_ms(gateway: Gateway, prepared: Prepared, prompt_tokens: int, deadline_ms: int) -> int:
+    """A client that says how long it waits is believed; batch waits for its deadline."""
+    if prepared.generation.klass == BATCH or DEADLINE_HEADER in prepared.call.headers:
+        return 0
+    limits, waited_s = gateway.limits, time.monotonic() - prepared.call.started_at
+    allowed_s = limits.max_queue_s + limits.max_queue_s_per_token * prompt_tokens
+    start_ms = max(int((allowed_s - waited_s) * 1000), 1)
+    return start_ms if start_ms < deadline_ms else 0
 
 
 def _retries_of(headers: Mapping[bytes, bytes]) -> int:

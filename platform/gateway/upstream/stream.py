@@ -137,9 +137,11 @@ class Stream:
 
     def resubmit(self, now: float) -> Submit:
         """The same for a dispatcher that may not know it, with its age."""
+        waited_ms = int((now - self.submitted_at) * 1000)
         return msgspec.structs.replace(
             self.submit,
-            waited_ms=int((now - self.submitted_at) * 1000),
+            waited_ms=waited_ms,
+            start_ms=max(1, self.submit.start_ms - waited_ms) if self.submit.start_ms else 0,
             deadline_ms=max(1, int((self.deadline_at - now) * 1000)),
         )
 

@@ -27,9 +27,12 @@ local TOKEN = 60000
 -- refilled in vain, because the bucket was full, while nobody was heard for a second or more; soon forgotten.
 local function bucket_read(key, cap, per_minute)
   local kept = redis.call('HMGET', key, 'level', 'at', 'given', 'spilt', 'spilt_at')
-  local passed = math.max(now - tonumber(kept[2] or now), 0) -- the clock may step backwards
+  -- The clock may step backwards: what was refilled is not refilled again, for at most one filling.
+  local at = math.min(tonumber(kept[2] or now), now + math.ceil(cap * TOKEN / per_minute))
+  local passed = math.max(now - at, 0)
   local level = tonumber(kept[1] or cap * TOKEN) + passed * per_minute
-  local bucket = {key = key, cap = cap, per_minute = per_minute, level = math.min(level, cap * TOKEN),
+  local bucket = {key = key, cap = cap, per_minute = per_minute, at = math.max(at, now),
+                  level = math.min(level, cap * TOKEN),
                   given = tonumber(kept[3] or '0') * math.exp(-passed / 10000),
                   spilt = tonumber(kept[4] or '0'), spilt_at = tonumber(kept[5] or '0')}
   bucket.spilt = now - bucket.spilt_at > 5000 and 0 or bucket.spilt + level - bucket.level
@@ -40,7 +43,8 @@ end
 
 -- A full bucket need not be kept: it expires.
 local function bucket_write(bucket)
-  redis.call('HSET', bucket.key, 'level', string.format('%.0f', bucket.level), 'at', now,
+  redis.call('HSET', bucket.key, 'level', string.format('%.0f', bucket.level),
+             'at', string.format('%.0f', bucket.at),
              'given', string.format('%.3f', bucket.given), 'spilt', string.format('%.0f', bucket.spilt),
              'spilt_at', bucket.spilt_at)
   redis.call('PEXPIRE', bucket.key, math.max(60000, math.ceil(2 * bucket.cap * TOKEN / bucket.per_minute)))
