@@ -1,18 +1,13 @@
 """The degradation level of a model version: what is given up, in which order, while requests wait too long.
 
 1 batch to its floor, 2 over-share tenants to their guaranteed rate, 3 shorter outputs, 4 the smaller model
-for who accepts it, 5 refused or made a batch job. Only decided here; the gateway does 3 to 5.
+for who accepts it, 5 a batch job for who accepts that. Only decided here; the gateway does 3 and 4.
 """
 
 from policy.waiting import LevelChange
 
-ENTER = (
-    0.3,
-    0.5,
-    0.7,
-    0.85,
-    1.0,
-)  # pressure above which each level is entered: wait as a part of the deadline
+# Pressure above which each level is entered: wait as a part of the deadline.
+ENTER = (0.3, 0.5, 0.7, 0.85, 1.0)
 ENTER_MS, LEAVE_MS = 5_000.0, 60_000.0  # for so long above; for so long below half of it
 
 

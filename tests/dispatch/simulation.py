@@ -70,7 +70,7 @@ class World:
             digests = {w.digest for w in self.workers.values() if run.prefill_from == f"unix:/{w.name}"}
             assert worker.digest in digests, "a prompt computed with other weights"
         *others, own = worker.rows.values()
-        if self.joins[worker.incarnation] == 1:  # nobody knows whose rows a worker has that came back
+        if self.joins[worker.incarnation] == 1:  # how far its prompts are when it comes back, nobody knows
             before = sum(row.pending for row in others if not row.is_remote and row.flow == own.flow)
             assert before < PREFILL_WINDOW_TOKENS, "order was decided too early"
         if self.joins[worker.incarnation] == 1 and others:

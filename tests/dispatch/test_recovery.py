@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from dispatch.fleet import REFUSAL_PAUSE_MS
 from dispatch.versions import FORGET_MS
 from gpuworker.wire.messages import (
+    HEARTBEAT_MS,
     Cancel,
     CancelRow,
     Capacity,
@@ -13,8 +14,10 @@ from gpuworker.wire.messages import (
     GatewayGone,
     Placed,
     Refused,
+    RowFlow,
     RowKey,
     Run,
+    Shares,
     WorkerDown,
 )
 from tests.dispatch.peers import Inbox, hello, report, submit
@@ -54,6 +57,97 @@ def test_the_moment_a_lost_gateway_has_to_return_is_not_spent_while_nobody_liste
     scene.dispatcher.gateway_joined(hello("gateway", "gateway-0", "g"), again, scene.now)
     scene.worker()
     assert [p.sid for p in again.of(Placed)] == [1]
+
+
+# -- a new dispatcher --------------------------------------------------------------------------------------
+
+ROW_LIMIT = 4  # of the replica that the noise fills
+
+
+def restarted(*rows: RowFlow, tells_flows: bool = True) -> tuple[Scene, Inbox]:
+    """A dispatcher that has just begun, and a worker that runs these rows for the one before."""
+    scene = Scene()
+    running = [RowKey("g", number) for number in range(1, len(rows) + 1)]
+    worker = scene.worker(max_rows=8, running=running, flows=list(rows) if tells_flows else [])
+    scene.dispatcher.report("w", report(2, prefilled=running, row_limit=ROW_LIMIT), scene.now)
+    return scene, worker
+
+
+def beat(scene: Scene) -> None:
+    scene.now += HEARTBEAT_MS
+    scene.dispatcher.report("w", report(3, row_limit=ROW_LIMIT), scene.now)
+    scene.dispatcher.tick(scene.now)
+
+
+def running(scene: Scene) -> dict[str, int]:
+    return {view.tenant: view.running for view in scene.dispatcher.fleet_state(scene.now, 0).flows}
+
+
+def test_a_fresh_tenant_does_not_wait_for_noisy_rows_that_ran_before_the_restart() -> None:
+    scene, worker = restarted(*[RowFlow("noisy", "interactive")] * 3, RowFlow("quiet", "interactive"))
+    for sid in range(5, 9):
+        scene.submit(sid, tenant="noisy")
+    beat(scene)
+    assert ran(worker) == []
+    assert worker.of(Shares)[-1].over == [("noisy", "interactive")], "its rows yield in the replica's steps"
+    scene.submit(10, tenant="fresh")
+    assert ran(worker) == [10]
+
+
+def test_noise_that_was_alone_before_the_restart_yields_within_a_heartbeat() -> None:
+    scene, worker = restarted(*[RowFlow("noisy", "interactive")] * ROW_LIMIT)
+    scene.submit(10, tenant="fresh")
+    beat(scene)
+    assert ran(worker) == [10]
+    beat(scene)
+    assert worker.of(Shares)[-1].over == [("noisy", "interactive")]
+
+
+def test_rows_that_ran_before_the_restart_are_their_flows_until_they_end_or_their_worker_goes() -> None:
+    scene, _ = restarted(
+        RowFlow("a", "interactive"), RowFlow("a", "interactive"), RowFlow("b", "batch_urgent")
+    )
+    assert running(scene) == {"a": 2, "b": 1}
+    ended = [RowKey("g", 1), RowKey("g", 3)]
+    for seq in (3, 4):  # what is said twice changes nothing
+        scene.dispatcher.report("w", report(seq, ended=ended), scene.now)
+        assert running(scene) == {"a": 1}
+    scene.dispatcher.worker_lost("w", "reset")
+    assert running(scene) == {}
+
+
+def test_a_row_that_waits_and_one_that_comes_too_late_are_not_counted_twice() -> None:
+    scene = Scene()
+    scene.submit(1, tenant="a")
+    scene.worker(running=[ROW], flows=[RowFlow("a", "interactive")])
+    assert running(scene) == {"a": 1}
+    scene.silent_for(6_000)
+    scene.worker("late", running=[RowKey("g", 2)], flows=[RowFlow("b", "interactive")])
+    assert running(scene) == {}, "the first worker was silent for too long, the second is not believed"
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_nonsense_of_whose_a_row_is_does_no_harm(weight: float) -> None:
+    scene, _ = restarted(RowFlow("a", "no class", weight))
+    (view,) = scene.dispatcher.fleet_state(scene.now, 0).flows
+    assert (view.tenant, view.klass, view.running) == ("a", "interactive", 1)
+    beat(scene)
+
+
+def test_a_worker_that_does_not_say_whose_its_rows_are_is_still_believed() -> None:
+    scene, worker = restarted(*[RowFlow("noisy", "interactive")] * ROW_LIMIT, tells_flows=False)
+    assert running(scene) == {}
+    scene.submit(10, tenant="fresh")
+    beat(scene)
+    assert ran(worker) == [], "rows of nobody do not yield"
+    scene.dispatcher.report("w", report(4, ended=[ROW], row_limit=ROW_LIMIT), scene.now)
+    assert ran(worker) == [10]
+
+
+def test_a_worker_that_says_of_some_rows_only_whose_they_are_is_refused(scene: Scene) -> None:
+    greeting = hello("worker", "w", "w", running=[ROW, RowKey("g", 2)], flows=[RowFlow("a", "interactive")])
+    problem = scene.dispatcher.worker_problem(greeting, scene.now)
+    assert problem == ("bad_role", "a worker must say of every row whose it is")
 
 
 # -- gateways ----------------------------------------------------------------------------------------------

@@ -114,6 +114,85 @@ def test_a_lost_request_without_charge_may_be_queued_again() -> None:
     assert placement.replica == "r1"
 
 
+# -- requests that ran before this queue was there ---------------------------------------------------------
+
+
+def adopting(tenants: str, *, row_limit: int = 4) -> ModelQueue:
+    """A queue that learns of one replica, and of a row for each of these tenants that runs there."""
+    queue = queue_make(replica_make(rows=len(tenants), row_limit=row_limit))
+    for number, tenant in enumerate(tenants, 1):
+        queue.adopt(waiting_make(number, tenant, prompt=0, output=0), "r0", 0)
+    return queue
+
+
+def test_adopted_rows_count_as_their_flows_and_yield_as_they_would() -> None:
+    queue = adopting("aaab")
+    queue.submit(waiting_make(8, "a"), 0)
+    queue.tick(250)
+    assert queue.over_share() == {Flow("a", INTERACTIVE)}
+    assert {view.flow.tenant: (view.queued, view.running) for view in queue.flows()} == {
+        "a": (1, 3),
+        "b": (0, 1),
+    }
+    assert taken(queue, 250) == []
+    queue.submit(waiting_make(9, "c", at_ms=250), 250)
+    assert taken(queue, 250) == [9]
+
+
+def test_rows_of_nobody_keep_what_they_have() -> None:
+    """So it is where a worker does not say whose they are."""
+    queue = queue_make(replica_make(rows=4, row_limit=4))
+    queue.submit(waiting_make(9, "c"), 0)
+    queue.tick(250)
+    assert taken(queue, 250) == []
+
+
+def test_adopted_rows_end_once_and_leave_nothing() -> None:
+    queue = adopting("ab")
+    assert queue.remove(1) is None  # it does not wait
+    for _ in range(2):
+        queue.prefilled(1)
+        queue.ended(1, 10)
+    queue.tick(250)
+    assert [view.flow.tenant for view in queue.flows()] == ["b"]
+    assert [waiting.key for waiting in queue.replica_gone("r0")] == [2]
+    assert queue.flows() == []
+    queue.ended(2, 300)
+
+
+def test_the_end_of_an_adopted_row_says_nothing_of_how_fast_the_fleet_works() -> None:
+    rates = []
+    for is_ended in (True, False):
+        queue = queue_make(replica_make(rows=1, cost=None, takes_more=False))
+        queue.adopt(waiting_make(1, "a", prompt=1000), "r0", 0)
+        queue.submit(waiting_make(2, "b"), 0)
+        queue.tick(1)  # from now on something waits
+        if is_ended:
+            queue.ended(1, 100)
+        queue.tick(250)
+        rates.append(queue.drain_rate)
+    assert rates[0] == rates[1]
+
+
+def test_an_adopted_row_does_not_undo_what_its_flow_says_of_its_weight() -> None:
+    queue = queue_make(replica_make(rows=1, takes_more=False))
+    queue.submit(waiting_make(1, "a", weight=3.0), 0)
+    queue.adopt(waiting_make(2, "a", weight=1.0), "r0", 0)
+    queue.adopt(waiting_make(3, "b", weight=2.0), "r0", 0)
+    assert {view.flow.tenant: view.weight for view in queue.flows()} == {"a": 3.0, "b": 2.0}
+
+
+def test_adopting_what_is_here_or_on_a_replica_nobody_knows_is_an_error() -> None:
+    queue = adopting("a")
+    queue.submit(waiting_make(2, "b"), 0)
+    for key in (1, 2):
+        with pytest.raises(ValueError, match="here already"):
+            queue.adopt(waiting_make(key), "r0", 0)
+    with pytest.raises(ValueError, match="no replica"):
+        queue.adopt(waiting_make(3), "r9", 0)
+    assert sum(view.running + view.queued for view in queue.flows()) == 2
+
+
 # -- shares -----------------------------------------------------------------------------------------------
 
 

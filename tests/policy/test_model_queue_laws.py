@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.flow import BATCH, INTERACTIVE, Flow
+from policy.flow import BATCH, BATCH_URGENT, INTERACTIVE, Flow
 from policy.model_queue import ModelQueue, QueueSettings, Replica, Waiting
 from tests.policy.queue_fleet import COST, Fleet, replica_make, waiting_make
 
@@ -42,7 +42,8 @@ class World:
     def event(self) -> None:
         self.now_ms += self.rng.choice([0, 0, 1, 40, 300])
         name = self.rng.choice(
-            ["submit"] * 5 + ["take", "take", "end", "end", "remove", "refuse", "work", "tick", "replica"]
+            ["submit"] * 5
+            + ["take", "take", "end", "end", "remove", "refuse", "work", "tick", "replica", "adopt"]
         )
         getattr(self, f"do_{name}")()
         self.check()
@@ -65,6 +66,25 @@ class World:
             self.waiting[waiting.key] = waiting
         else:
             assert self.snapshot() == before
+
+    def do_adopt(self) -> None:
+        """A replica says that it runs what nobody here knew."""
+        if not self.hosts:
+            return
+        self.number += 1
+        waiting = waiting_make(
+            self.number,
+            self.rng.choice("abc"),
+            self.rng.choice([INTERACTIVE, BATCH, BATCH_URGENT]),
+            weight=self.rng.choice([0.5, 1.0, 3.0]),
+            prompt=0,
+            output=0,
+            choices=self.rng.choice([1, 3]),
+        )
+        at = self.rng.choice(list(self.hosts))
+        self.placed[waiting.key] = waiting, at
+        self.queue.replica_update(self.view(at))
+        self.queue.adopt(waiting, at, self.now_ms)
 
     def do_take(self) -> None:
         while placement := self.queue.take(self.now_ms):

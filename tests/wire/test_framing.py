@@ -18,6 +18,7 @@ from gpuworker.wire.messages import (
     Frame,
     Heartbeat,
     Hello,
+    RowFlow,
     RowKey,
     pack_ids,
     unpack_ids,
@@ -155,7 +156,8 @@ def test_a_row_key_is_still_a_row_key_after_the_wire() -> None:
 
 def test_a_greeting_says_whose_each_running_row_is() -> None:
     sent = Hello(
-        version=1, role="worker", id="w", incarnation="i", secret="s", running=[RowKey("g", 1), RowKey("g", 2)],
+        version=1, role="worker", id="w", incarnation="i", secret="s",
+        running=[RowKey("g", 1), RowKey("g", 2)],
         flows=[RowFlow("acme", "batch", 0.5), RowFlow("globex", "interactive")],
     )  # fmt: skip
     assert FrameDecoder().feed(encode(sent)) == [sent]

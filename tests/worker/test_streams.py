@@ -4,7 +4,7 @@ import asyncio
 from itertools import pairwise
 from pathlib import Path
 
-from gpuworker.wire.messages import Pause, Resume, Sampling
+from gpuworker.wire.messages import Pause, Resume, RowFlow, Sampling
 from policy.prefix import ROUTER_STRIDE
 from tests.worker.conftest import Stage
 

@@ -140,9 +140,10 @@ class QuotaStore:
     # -- calls --------------------------------------------------------------------------------------------
 
     async def _run(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg]) -> list[Any]:
-        started = now_ms()
-        asking = self._evaluate(script, keys, arguments)
-        reply: list[Any] = await self._counted(asking, self._bounds.answer_timeout_s)
+        async with self._connections:  # waiting for one of them is not the store's slowness
+            started = now_ms()
+            asking = self._evaluate(script, keys, arguments)
+            reply: list[Any] = await self._counted(asking, self._bounds.answer_timeout_s)
         was_failing = self._state.is_failing
         if change := self._state.answered(started):
             self._on_change(change)
@@ -162,14 +163,13 @@ class QuotaStore:
             raise
 
     async def _evaluate(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg]) -> list[Any]:
-        async with self._connections:
-            client: Any = self._addressed.client
-            try:
-                reply = await client.evalsha(script.sha, len(keys), *keys, *arguments)
-            except NoScriptError:
-                reply = await client.eval(script.text, len(keys), *keys, *arguments)
-            assert isinstance(reply, list)
-            return reply
+        client: Any = self._addressed.client
+        try:
+            reply = await client.evalsha(script.sha, len(keys), *keys, *arguments)
+        except NoScriptError:
+            reply = await client.eval(script.text, len(keys), *keys, *arguments)
+        assert isinstance(reply, list)
+        return reply
 
     async def _within(self, asking: Awaitable[Any], timeout_s: float) -> Any:
         """A process that was busy itself gives the store a second chance: its answer may be here unread."""
