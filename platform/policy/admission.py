@@ -27,6 +27,8 @@ class Drain:
 
     rate: float
     is_guaranteed_only: bool = False  # flows are not counted on to get more than their part
+    replicas: int = 1
+    free_rows: int = 0  # that could begin now: what fits there waits for prompts alone
 
 
 def flow_part(queue: FairQueue, state: FlowState | None, weight: float) -> float:
@@ -46,6 +48,12 @@ def wait_ms(queue: FairQueue, state: FlowState | None, weight: float, work_us: f
         light = queue.light_rate - (state.arrival_rate if state and not is_queued else 0.0)
         rate = max(rate, (drain.rate - max(0.0, light)) * weight / (weight + max(0.0, others)))
     return work_us / 1000 / rate
+
+
+def _beyond_room_us(state: FlowState, waiting: Waiting, free_rows: int) -> float:
+    """Of the flow's waiting work, what has to wait until running requests end."""
+    beyond = state.queued_rows + waiting.choices - free_rows
+    return state.queued_us * min(1.0, max(0.0, beyond / max(1, state.queued_rows)))
 
 
 class Admission:
@@ -83,13 +91,19 @@ class Admission:
         # Who was told to come back is let in a little later than others would be: it was an estimate too.
         admit_part = (1 + self._settings.admit_part) / 2 if is_booked else self._settings.admit_part
         allowed_ms = left_ms * admit_part
-        backlog_us = state.queued_us if state else 0
+        all_us = state.queued_us if state else 0
+        backlog_us = _beyond_room_us(state, waiting, drain.free_rows) if state else 0
         kept_us = 0 if is_booked else self.bookings.booked_us(waiting.flow, now_ms)[0]
         backlog_ms = wait_ms(queue, state, waiting.weight, backlog_us, drain)
+        if state and waiting.prompt_tokens and drain.rate > 0:  # room or not, prompts come one after another
+            prompts_ms = prefill_ms / self._settings.prefill_inflation * state.queued_tokens
+            backlog_ms = max(backlog_ms, prompts_ms / waiting.prompt_tokens / max(1, drain.replicas))
         kept_ms = min(wait_ms(queue, state, waiting.weight, kept_us, drain), MOST_KEPT * allowed_ms)
         expected_ms = backlog_ms + kept_ms + prefill_ms
         if expected_ms <= allowed_ms:
-            waiting.promised_ms = now_ms - waiting.arrived_ms + backlog_ms
+            # Room may be taken by others before: only what exceeds the worst is a surprise.
+            worst_ms = wait_ms(queue, state, waiting.weight, all_us, drain)
+            waiting.promised_ms = now_ms - waiting.arrived_ms + max(worst_ms, backlog_ms)
             return None
         used_ms, limit_ms = ceil(expected_ms), int(allowed_ms)
         message = f"its first token would take {used_ms} ms; {limit_ms} ms are left"

@@ -7,7 +7,7 @@ Kept per replica, so that it follows the fleet's size at once.
 from math import exp, inf
 
 MEMORY_MS = 5_000.0
-FIRST_PART = 0.8  # of a replica's machine time, until it was measured
+FIRST_PART = 0.8  # of a replica's machine time, until it was measured, and where that was long ago
 LEAST_PART, MOST_PART = 0.25, 1.0  # where the costs are known: no estimate of work is off by more
 LEAST = 1e-3
 
@@ -46,6 +46,7 @@ class DrainRate:
             if not self._ran_dry:
                 self.per_replica += factor * (sample - self.per_replica)
             else:  # less than it can do says nothing, more does, unless it is a single burst
+                self.per_replica += factor * max(0.0, FIRST_PART - self.per_replica)
                 self.per_replica = max(self.per_replica, self._throughput)
         least, most = (LEAST_PART, MOST_PART) if is_bounded else (LEAST, inf)
         self.per_replica = min(max(self.per_replica, least), most)

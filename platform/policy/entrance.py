@@ -3,6 +3,7 @@
 Joins admission by work and the guards; owns neither queue.
 """
 
+from dataclasses import replace
 from random import Random
 
 from policy.admission import Admission, Drain
@@ -13,9 +14,11 @@ from policy.guards import Guards
 from policy.placer import OVER_TO_GUARANTEED, Placer
 from policy.priority_cutoff import OPEN_AFTER_MS
 from policy.queue_settings import QueueSettings
+from policy.queue_views import oldest_ms
 from policy.waiting import LevelChange, Refusal, Waiting
 
 SHED_MS = OPEN_AFTER_MS  # what an overload lasts at least
+CALM_PART = 0.1  # of the time a request has: while nobody waits longer, the fleet takes in what comes
 
 
 class Entrance:
@@ -25,12 +28,21 @@ class Entrance:
         self._admission = Admission(settings, rng)
         self._drain_rate = DrainRate(now_ms)
         self.guards = Guards(settings, now_ms)
+        self._waited_ms = 0.0  # by the interactive request that waits longest, at the last tick
 
     @property
     def drain(self) -> Drain:
         """Of interactive requests."""
         rate = self._drain_rate.per_replica * len(self._rooms)
-        return Drain(rate, is_guaranteed_only=self.guards.level >= OVER_TO_GUARANTEED)
+        return Drain(
+            rate,
+            is_guaranteed_only=self.guards.level >= OVER_TO_GUARANTEED,
+            replicas=len(self._rooms),
+        )
+
+    def _drain_for(self, waiting: Waiting, now_ms: float) -> Drain:
+        is_calm = self._waited_ms <= CALM_PART * (waiting.deadline_ms - now_ms)
+        return replace(self.drain, free_rows=self._rooms.free_rows) if is_calm else self.drain
 
     def refusal(self, waiting: Waiting, first_token_ms: float, now_ms: float) -> Refusal | None:
         """None: it may wait. `first_token_ms`: from its start to its first token."""
@@ -39,7 +51,7 @@ class Entrance:
         queue = self._placer.queue(waiting.flow)
         if waiting.flow.klass == BATCH:
             return self._refuse_batch(queue, waiting, now_ms)
-        drain, admission, guards = self.drain, self._admission, self.guards
+        drain, admission, guards = self._drain_for(waiting, now_ms), self._admission, self.guards
         priority = guards.priority(queue, waiting, now_ms)
         booking = admission.bookings.find(waiting, now_ms)
         is_booked = booking is not None
@@ -69,10 +81,13 @@ class Entrance:
 
     def drain_tick(self, now_ms: float, *, is_bounded: bool) -> None:
         """`is_bounded`: replicas have told their costs."""
+        if not self._placer.interactive.depth:
+            self._drain_rate.ran_dry()
         self._drain_rate.tick(now_ms, len(self._rooms), is_bounded=is_bounded)
 
     def tick(self, now_ms: float) -> LevelChange | None:
         self._admission.bookings.tick(now_ms)
+        self._waited_ms = oldest_ms(self._placer.interactive.flows.values(), now_ms)
         return self.guards.tick(self._placer.interactive, self.drain, now_ms)
 
     # -- inside -------------------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ class Placer:
         self._machine_time = MachineTime()
         self._divided_ms = now_ms - settings.shares_ms
         self._is_settled = False  # nothing more fits until something changes
-        self._first: tuple[Hashable, float] | None = None  # next in turn without room, and since when
+        # Of each queue the next in turn, where it finds no room as one within its share, and since when.
+        self._firsts: dict[FairQueue, tuple[Hashable, float]] = {}
+        self._holder: FairQueue | None = None  # whose first a replica is kept for
 
     def queue(self, flow: Flow) -> FairQueue:
         return self.batch if flow.klass == BATCH else self.interactive
@@ -80,20 +82,23 @@ class Placer:
         self._is_settled = False
 
     def gone(self, key: Hashable) -> None:
-        """It does not wait any more. A replica that was kept for it is free."""
-        if self._first is not None and self._first[0] == key:
-            self._first, self.rooms.held = None, None
-            self._is_settled = False
+        """It does not wait any more. What was kept for it is free, and another is the head of its flow."""
+        self._is_settled = False
+        for queue, (first, _) in list(self._firsts.items()):
+            if first == key:
+                self._first_forget(queue)
 
     def take(self, now_ms: float) -> Placement | None:
         if self._is_settled or not self.rooms.has_room(WITHIN):
             return None
         if now_ms - self._divided_ms >= self._settings.shares_ms:
             self.divide(now_ms)
-        for queue, standing, idle_only in self._precedence():
-            if placement := self._take_from(queue, standing, idle_only, now_ms):
-                return placement
-        self._is_settled = True
+        while not self._is_settled:  # once more where room that was kept is free now
+            self._is_settled = True
+            for queue, standing, idle_only in self._precedence():
+                if placement := self._take_from(queue, standing, idle_only, now_ms):
+                    self._is_settled = False
+                    return placement
         return None
 
     def adopt(self, waiting: Waiting, replica: str) -> None:
@@ -159,24 +164,31 @@ class Placer:
     def _take_from(
         self, queue: FairQueue, standing: int | None, idle_only: bool, now_ms: float
     ) -> Placement | None:
-        is_first = True
+        is_first, known = True, self._firsts.get(queue)
         for state in queue.turns(with_over=standing is not None or self.rooms.has_room(OVER)):
             head = state.waiting.head()
             assert head is not None
             own = standing if standing is not None else OVER if state.yields else WITHIN
             is_limited = own == OVER and self._is_at_limit(queue, state, head)
+            may_hold = (
+                is_first and own == WITHIN and not idle_only
+            )  # who yields keeps no room from the others
+            if is_first and known is not None and not (may_hold and known[0] == head.key):
+                self._first_forget(queue)
             key = self.rooms.choose(
                 head,
                 own,
                 idle_only=idle_only or is_limited,
-                may_use_held=self._first is not None and self._first[0] == head.key,
+                may_use_held=may_hold and self._holder is queue,
                 own_part=self._part_here(queue, state) if standing is None and state.is_over else 1.0,
             )
             if key is not None:
                 return self._place(queue, head, key)
-            if is_first and own == WITHIN and not idle_only:  # who yields keeps no room from the others
-                self._keep_room(head, now_ms)
+            if may_hold:
+                self._keep_room(queue, head, now_ms)
             is_first = False
+        if is_first and known is not None:
+            self._first_forget(queue)
         return None
 
     def _is_at_limit(self, queue: FairQueue, state: FlowState, head: Waiting) -> bool:
@@ -194,13 +206,19 @@ class Placer:
         much over, who came first would have all of it for as long as its rows last."""
         return self._settings.over_part * queue.level * state.weight / max(queue.capacity, 1.0)
 
-    def _keep_room(self, head: Waiting, now_ms: float) -> None:
+    def _keep_room(self, queue: FairQueue, head: Waiting, now_ms: float) -> None:
         """The next in turn finds no room: it is not to be overtaken for ever by those that need less."""
-        if self._first is None:
-            self._first = head.key, now_ms
-        key, since_ms = self._first
-        if key == head.key and self.rooms.held is None and now_ms - since_ms >= self._settings.hold_ms:
+        _, since_ms = self._firsts.setdefault(queue, (head.key, now_ms))
+        if self.rooms.held is None and now_ms - since_ms >= self._settings.hold_ms:
             self.rooms.hold_for(head)
+            self._holder = queue
+
+    def _first_forget(self, queue: FairQueue) -> None:
+        """It is not its turn any more."""
+        del self._firsts[queue]
+        if self._holder is queue:
+            self._holder, self.rooms.held = None, None
+            self._is_settled = False  # what was passed over for it may begin
 
     def _place(self, queue: FairQueue, head: Waiting, key: str) -> Placement:
         replica = self.rooms[key].replica

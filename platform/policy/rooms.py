@@ -201,6 +201,11 @@ class Rooms:
 
     # -- choosing -----------------------------------------------------------------------------------------
 
+    @property
+    def free_rows(self) -> int:
+        """That could decode within the target latency beside those that run."""
+        return max(0, self.capacity - sum(room.rows for room in self._rooms.values()))
+
     def has_room(self, standing: int, *, idle_only: bool = False) -> bool:
         """Whether a small prompt of this standing could begin anywhere."""
         return bool(self._idle if idle_only else self._open[standing])

@@ -532,3 +532,49 @@ def test_views() -> None:
     assert (queue.oldest_ms(INTERACTIVE), queue.level, queue.wait_ms) == (100, 0, 0.0)
     queue.remove(2)
     assert queue.oldest_ms(INTERACTIVE) == 0
+
+
+# -- what a fleet of one replica must not do --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap_ms", [100, 400, 1_100])
+def test_a_tenant_that_comes_and_goes_is_served_beside_a_backlog(gap_ms: int) -> None:
+    """The backlog is alone when its first finds no room: a replica that is kept for it then, while nobody
+    else is there, must not stay closed to who comes later."""
+    fleet = Fleet(1)
+    for _ in range(100):
+        fleet.submit("noisy", output=400, deadline_ms=600_000)
+    fleet.advance(5_000)
+    waits = []
+    for _ in range(20):
+        begun_ms = fleet.now_ms
+        number, refusal = fleet.submit("quiet", prompt=50, output=4, deadline_ms=30_000)
+        assert refusal is None
+        while number not in fleet.done and fleet.now_ms - begun_ms < 10_000:
+            fleet.advance(50)
+        waits.append(fleet.started.get(number, fleet.now_ms) - begun_ms)
+        fleet.advance(gap_ms)
+    assert max(waits) <= 300
+
+
+@pytest.mark.parametrize("deadline_ms", [10_000, 30_000])
+def test_an_idle_fleet_takes_a_burst_that_it_has_room_for(deadline_ms: float) -> None:
+    """However long the answers are: they run side by side."""
+    fleet = Fleet(1, row_limit=40)
+    refusals = [fleet.submit("a", output=600, deadline_ms=deadline_ms)[1] for _ in range(40)]
+    assert refusals == [None] * 40
+    fleet.advance(1_000)
+    assert len(fleet.started) == 40
+
+
+def test_what_was_measured_long_ago_is_forgotten() -> None:
+    """A fleet that was full of long answers looks slow: nothing of it was done for a while."""
+    fleet = Fleet(1)
+    for _ in range(60):
+        fleet.submit("a", output=2_000, deadline_ms=6e6)
+    fleet.advance(30_000)
+    slow = fleet.queue.drain_rate
+    for number in range(1, fleet.number + 1):
+        fleet.queue.remove(number)
+    fleet.advance(20_000)
+    assert slow < 0.5 < 0.7 < fleet.queue.drain_rate

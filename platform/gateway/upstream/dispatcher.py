@@ -3,6 +3,8 @@
 import time
 from collections.abc import Iterable
 
+import msgspec
+
 from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.metrics import Metrics
 from gateway.settings import Settings
@@ -168,7 +170,11 @@ def _end(stream: Stream, ended: Ended) -> None:
                 clears_in_ms=retry_after_ms,
             )
             code = "queue_full" if ended.code == "shed" else ended.code
-            fail(ApiError(code, ended.message, retry_after_ms=retry_after_ms, limit=limit))
+            if not ended.retry_after_ms:  # waiting does not help: its prompt alone takes too long
+                limit = msgspec.structs.replace(limit, clears_in_ms=None)
+                fail(ApiError(code, ended.message, limit=limit, headers=[(b"x-should-retry", b"false")]))
+            else:
+                fail(ApiError(code, ended.message, retry_after_ms=retry_after_ms, limit=limit))
         case "deadline_exceeded" | "deadline":
             stream.owner.fail_late(ended.message)
         case "cancelled":
