@@ -161,6 +161,7 @@ class Gateway:
             "dispatcher": self.upstream.dispatcher.is_ready,
             "worker": bool(self.upstream.replicas.ready()),
             "spool": not self.spool.refusal,
+            "quotas": not self.quotas.is_starting,
         }
         return [name for name, is_there in checks.items() if not is_there]
 

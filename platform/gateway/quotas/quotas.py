@@ -191,6 +191,11 @@ class Quotas:
             self._tenants[tenant_id] = tenant
         return tenant
 
+    @property
+    def is_starting(self) -> bool:
+        """Tenants with budgets would be refused: what they spent is not known yet."""
+        return self._store.is_starting
+
     # -- in the background --------------------------------------------------------------------------------
 
     def _told_soon(self, tenant: TenantQuota) -> None:

@@ -62,6 +62,7 @@ class QuotaStore:
         self._state = StoreState()
         self._birth: bytes | None = None
         self._learnt_at_ms = 0
+        self._has_learnt = False
         self.gateways = 1
 
     @property
@@ -127,6 +128,14 @@ class QuotaStore:
     def learning_ms(self) -> int:
         """Until every gateway has reported to this store what it spent."""
         return max(0, self._learnt_at_ms - now_ms())
+
+    @property
+    def is_starting(self) -> bool:
+        """The store that was found at the start is new, and does not know yet what was spent. Not where there
+        was none (then this gateway grants by itself), and not of one that loses its data later."""
+        if self._birth is not None and not self.learning_ms():
+            self._has_learnt = True
+        return self._birth is not None and not self._has_learnt
 
     async def _prepare(self) -> None:
         """The store knows the scripts, and a connection is open, before a request waits for either.
