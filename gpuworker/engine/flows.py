@@ -130,11 +130,12 @@ class Flows:
         }
 
     def turn(self, flow: Flow, *, overtakes: bool) -> Turn:
-        """When it is this flow's turn. Changes with what it is charged and with its head."""
+        """When it is this flow's turn. Changes with what it is charged and with its head. Of streams that
+        were interrupted the least served goes on first, however little another one needs."""
         head = self.head(flow)
         begins = head is None or not head.preemptions
         is_last = flow.klass == BATCH and flow not in self._catching_up
-        return Turn(is_last, begins, not overtakes, self._time.of(flow), flow)
+        return Turn(is_last, begins, begins and not overtakes, self._time.of(flow), flow)
 
     def keys(self) -> KeysView[Flow]:
         """Flows with rows that have not ended."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from fleetsim.recorder import Recorder
 from fleetsim.report.result import percentiles
-from fleetsim.request import EXPIRED, Request
+from fleetsim.request import EXPIRED, REFUSED, Request
 from fleetsim.rows import BATCH
 from fleetsim.simulation import Simulation
 
@@ -28,6 +28,9 @@ def facts_of(simulation: Simulation, quiet: Simulation, seconds: float) -> dict[
         "first_retries": float(retries.first),
         "first_retries_admitted": retries.first_admitted / max(retries.first, 1),
         "batch_share": work_us["batch"] / all_us,
+        "batch_refused": float(
+            sum(r.arrival.klass == BATCH and r.outcome == REFUSED for r in recorder.requests)
+        ),
         "batch_late": float(sum(_is_batch_late(r, simulation.recorder.now_us) for r in recorder.requests)),
         "goodput_tokens_per_s": goodput_tokens(simulation) / seconds,
         "itl_above_40_ms": recorder.gaps["others"].share_above(40.0),
@@ -93,7 +96,8 @@ def _is_late(request: Request) -> bool:
 
 
 def _is_batch_late(request: Request, now_us: int) -> bool:
-    if request.arrival.klass != BATCH:
+    """What was refused at once waits for nothing: `batch_refused` counts it."""
+    if request.arrival.klass != BATCH or request.outcome == REFUSED:
         return False
     return (request.first_us or now_us) > request.deadline_us
 

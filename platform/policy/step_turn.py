@@ -21,7 +21,7 @@ class Turn(NamedTuple):
 
     is_last: bool
     begins: bool
-    waits: bool
+    waits: bool  # of those that begin
     time_us: int
     flow: Flow
 
