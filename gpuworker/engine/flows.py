@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.sequence import Sequence
-from policy.batch_floor import BatchFloor
 from policy.flow import BATCH, Flow
 from policy.shares import VirtualTime, equal_parts, over_share
 from policy.step_turn import Turn
 
 MAX_BEHIND_US = 1_000_000  # a flow yields until all others had so much more machine time
-BATCH_PART = 0.1  # of machine time that batch gets while it wants some
 BATCH_WEIGHT = 0.1  # of an interactive flow's: what batch gets when it has to be given something
 
 
@@ -32,12 +30,10 @@ class Flows:
     def __init__(self) -> None:
         self.over_in_fleet: frozenset[Flow] = frozenset()
         self._time: VirtualTime[Flow] = VirtualTime()
-        self._floor = BatchFloor(BATCH_PART)
         self._waiting: dict[Flow, OrderedDict[SequenceKey, Sequence]] = {}
         self._prompts: dict[SequenceKey, int] = {}  # tokens that waiting rows have to compute
         self.waiting_prefill_tokens = 0
         self._rows: Counter[Flow] = Counter()  # that have not ended
-        self._batch_rows = 0  # of them
         self._held: Counter[Flow] = Counter()
         self._weights: dict[Flow, float] = {}
         self._catching_up: set[Flow] = set()  # beyond their share, but left out for long
@@ -51,14 +47,12 @@ class Flows:
         self._weights[flow] = sequence.weight * (BATCH_WEIGHT if flow.klass == BATCH else 1)
         self._time.activate(flow, self._weights[flow])
         self._rows[flow] += 1
-        self._batch_rows += flow.klass == BATCH
         self._put(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """It ended, and is in no queue any more."""
         flow = sequence.flow
         self._rows[flow] -= 1
-        self._batch_rows -= flow.klass == BATCH
         if sequence.held:
             self._held[flow] -= 1
         if not self._rows[flow]:
@@ -92,8 +86,6 @@ class Flows:
 
     def charge(self, flow: Flow, cost_ms: float) -> None:
         self._time.charge(flow, cost_ms)
-        is_wanted = self._batch_rows > 0
-        self._floor.worked(1000 * cost_ms, 1, is_batch=flow.klass == BATCH, is_wanted=is_wanted)
 
     def time(self, flow: Flow) -> int:
         return self._time.of(flow)
@@ -115,7 +107,7 @@ class Flows:
         batch = demands.keys() - sharing.keys()
         within = sharing.keys() - over
         starved = self._starved(over, within) if within else set()
-        due = batch if self._floor.is_due else self._starved(batch, within or sharing.keys())
+        due = self._starved(batch, within or sharing.keys())
         self._catching_up = starved | due
         parts |= dict.fromkeys(self._catching_up & batch, 1)
         return Shares((over | batch) - self._catching_up, parts)
