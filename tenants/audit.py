@@ -24,6 +24,13 @@ LOCK_CLASS: Final = 0x534C43  # first key of this lock's pg_advisory_xact_lock(i
 Value = str | int | bool | None | list[str]
 
 
+def change(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, Value]:
+    """As a diff says it: what each field was, and what it is."""
+    return {f"{name}_before": value for name, value in before.items()} | {
+        f"{name}_after": value for name, value in after.items()
+    }
+
+
 def audit_write(
     *,
     tenant_id: UUID | None,

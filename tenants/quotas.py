@@ -7,10 +7,10 @@ For operators: the database refuses the other roles.
 from decimal import Decimal
 from uuid import UUID
 
-from tenants.audit import Value, audit_write
+from tenants.audit import Value, audit_write, change
 from tenants.models import Quota, Tenant
 from tenants.scoping import tenant_scope
-from tenants.services import TenantsError, key_lock, tenant_lock
+from tenants.services import TenantsError, key_lock, tenant_fields_set, tenant_lock
 
 
 class QuotaUnknown(TenantsError):
@@ -85,23 +85,7 @@ def tenant_consents_set(
 ) -> Tenant:
     """What the tenant takes instead of a refusal under pressure. Raises TenantUnknown, TenantClosed."""
     after = {"accepts_smaller_model": accepts_smaller_model, "accepts_batch": accepts_batch}
-    with tenant_scope(tenant_id):
-        tenant = tenant_lock(tenant_id)
-        before = {name: getattr(tenant, name) for name in after}
-        if before == after:
-            return tenant
-        for name, value in after.items():
-            setattr(tenant, name, value)
-        tenant.save(update_fields=list(after))
-        audit_write(
-            tenant_id=tenant_id,
-            actor=actor,
-            action="tenant.consents",
-            target=tenant.slug,
-            diff={f"{name}_before": value for name, value in before.items()}
-            | {f"{name}_after": value for name, value in after.items()},
-        )
-    return tenant
+    return tenant_fields_set(tenant_id=tenant_id, after=after, action="tenant.consents", actor=actor)
 
 
 def _bounds(quota: Quota | None) -> dict[str, int | None]:
@@ -113,7 +97,5 @@ def _bounds(quota: Quota | None) -> dict[str, int | None]:
 def _audit(
     quota: Quota, action: str, actor: str, before: dict[str, int | None], after: dict[str, int | None]
 ) -> None:
-    diff: dict[str, Value] = {"scope": quota.scope, "subject": quota.subject}
-    diff |= {f"{field}_before": value for field, value in before.items()}
-    diff |= {f"{field}_after": value for field, value in after.items()}
+    diff: dict[str, Value] = {"scope": quota.scope, "subject": quota.subject, **change(before, after)}
     audit_write(tenant_id=quota.tenant_id, actor=actor, action=action, target=quota.name, diff=diff)

@@ -4,7 +4,7 @@ Tenants are made and changed by operators (inside `operator_scope()`); the datab
 role. Keys and members are also the tenant's own business.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -13,7 +13,7 @@ from django.db import connections
 from django.utils import timezone
 
 from config.environment import key_pepper, master_keys
-from tenants.audit import audit_write
+from tenants.audit import Value, audit_write, change
 from tenants.data_keys import data_key_generate, data_key_wrap
 from tenants.ids import uuid7_now
 from tenants.keys import SCOPES, key_digest, key_generate, key_parse
@@ -84,9 +84,14 @@ def tenant_settings_set(
 ) -> Tenant:
     """The gateways hear of it at the commit. Raises TenantUnknown, TenantClosed, ValidationError."""
     after = {"zero_retention": zero_retention, "max_output_tokens": max_output_tokens}
+    return tenant_fields_set(tenant_id=tenant_id, after=after, action="tenant.settings", actor=actor)
+
+
+def tenant_fields_set(*, tenant_id: UUID, after: Mapping[str, Value], action: str, actor: str) -> Tenant:
+    """Audited with what was before; nothing where nothing changes. Raises as `tenant_settings_set`."""
     with tenant_scope(tenant_id):
         tenant = tenant_lock(tenant_id)
-        before = {name: getattr(tenant, name) for name in after}
+        before: dict[str, Value] = {name: getattr(tenant, name) for name in after}
         if before == after:
             return tenant
         for name, value in after.items():
@@ -96,13 +101,9 @@ def tenant_settings_set(
         audit_write(
             tenant_id=tenant_id,
             actor=actor,
-            action="tenant.settings",
+            action=action,
             target=tenant.slug,
-            diff={
-                f"{name}_{when}": value
-                for when, values in (("before", before), ("after", after))
-                for name, value in values.items()
-            },
+            diff=change(before, after),
         )
     return tenant
 

@@ -67,13 +67,13 @@ def policies_measure(calls: int) -> list[dict[str, Any]]:
         watch = Stopwatch()
         expected = prompt_tokens + stage.estimates.expected("tenant", "model", 1024)
         amounts = [expected, 1, 1, expected * 3, expected * 3]
-        lacking = reserve_all(stage.leases, amounts, stage.now_ms)
+        is_taken = reserve_all(stage.leases, amounts, stage.now_ms)
         took = watch.read()
-        if lacking is None:
+        if is_taken:
             decision.add(*took)
         else:
             stage.ask_store(amounts)
-            assert reserve_all(stage.leases, amounts, stage.now_ms) is None
+            assert reserve_all(stage.leases, amounts, stage.now_ms)
         running.append(amounts)
         if len(running) > OPEN_REQUESTS:
             ended = running.pop(0)

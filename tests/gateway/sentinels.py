@@ -98,6 +98,6 @@ def _await(step) -> None:
         except (OSError, redis.RedisError):
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.05)
+            time.sleep(0.05)  # servers tell nobody when they have agreed: there is no event to wait for
         else:
             return

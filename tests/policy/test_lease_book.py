@@ -61,7 +61,7 @@ class Conservation(RuleBasedStateMachine):
     @rule(gateway=st.integers(0, GATEWAYS - 1), tokens=st.integers(0, 3_000))
     def reserve(self, gateway: int, tokens: int) -> None:
         leases, amounts = self.leases(gateway), [tokens, 1]
-        if reserve_all(leases, amounts, self.now_ms) is not None:
+        if not reserve_all(leases, amounts, self.now_ms):
             needs = dict(zip(LIMITS, amounts, strict=True))
             wants = {
                 name: max(needs[name], lease.resize(GATEWAYS, self.now_ms))
@@ -72,7 +72,7 @@ class Conservation(RuleBasedStateMachine):
                 return
             for lease, amount in zip(leases, grants.values(), strict=True):
                 lease.granted(amount, 10**9, self.now_ms)
-            assert reserve_all(leases, amounts, self.now_ms) is None
+            assert reserve_all(leases, amounts, self.now_ms)
         self.open.append((gateway, amounts))
 
     @rule(gateway=st.integers(0, GATEWAYS - 1), tokens=st.integers(0, 3_000))

@@ -54,7 +54,7 @@ def offer(tokens_per_minute: int, load: float, seconds: int, *, seed: int) -> Ou
 
 
 def _reserve(lease: Lease, store: Bucket, amount: int, now_ms: int, outcome: Outcome) -> bool:
-    if reserve_all([lease], [amount], now_ms) is None:
+    if reserve_all([lease], [amount], now_ms):
         return True
     if lease.refused_ms(amount, now_ms):
         return False
@@ -67,7 +67,7 @@ def _reserve(lease: Lease, store: Bucket, amount: int, now_ms: int, outcome: Out
         return False
     assert store.take(wanted, now_ms)
     lease.granted(wanted, store.available(now_ms), now_ms)
-    return reserve_all([lease], [amount], now_ms) is None
+    return reserve_all([lease], [amount], now_ms)
 
 
 @pytest.mark.parametrize("tokens_per_minute", [60_000, 1_200_000])

@@ -41,7 +41,7 @@ class TenantQuota:
         """From what is here; False: nothing was taken. The common path."""
         if self._local_since_ms is not None:
             self._local_end(now)
-        if reserve_all([account.lease for account in accounts], amounts, now) is not None:
+        if not reserve_all([account.lease for account in accounts], amounts, now):
             return False
         self._used_ms = now
         return True
