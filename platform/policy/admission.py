@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 from random import Random
 
-from policy.fair_queue import FairQueue, FlowState
+from policy.fair_queue import FairQueue
+from policy.flow_state import FlowState
 from policy.queue_settings import QueueSettings
 from policy.retry_bookings import RetryBookings
 from policy.waiting import Refusal, Waiting

@@ -6,58 +6,17 @@ fleet is over its share. One of these queues holds one precedence: interactive r
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import exp, inf
 
 from policy.flow import Flow
-from policy.removable_heap import RemovableHeap
+from policy.flow_state import FlowState, Turn
+from policy.room import IDLE, LANES, MORE, OWN, SHARE
 from policy.shares import VirtualTime, water_level
 from policy.waiting import Waiting
 
 RATE_MEMORY_MS = 5_000.0
 LONG_WAIT_MS = 1_000.0  # who waits for so long asks for more than its share
-
-Turn = tuple[float, Flow]
-
-
-class FlowState:
-    """A flow with requests that wait or run."""
-
-    __slots__ = (
-        "arrival_rate",
-        "arrived_us",
-        "deadline_ms",
-        "flow",
-        "has_waited_long",
-        "is_over",
-        "queued_rows",
-        "queued_tokens",
-        "queued_us",
-        "running_rows",
-        "turn",
-        "waiting",
-        "weight",
-        "work_rate",
-        "worked_us",
-        "yields",
-    )
-
-    def __init__(self, flow: Flow, weight: float) -> None:
-        self.flow, self.weight = flow, weight
-        self.deadline_ms = inf  # how long its latest request may take
-        self.waiting: RemovableHeap[Waiting] = RemovableHeap()
-        self.queued_rows = self.running_rows = 0
-        self.queued_us = self.queued_tokens = 0  # work and prompt tokens that wait
-        self.is_over = False
-        self.has_waited_long = False  # since something of it waits
-        self.yields = False  # over its share, and it runs as many rows as are its own
-        self.turn: Turn | None = None  # where it stands in the order; None: nothing of it waits
-        self.arrived_us = self.worked_us = 0  # since the last tick
-        self.arrival_rate = self.work_rate = 0.0  # machine seconds a second
-
-    @property
-    def demand(self) -> int:
-        return self.queued_rows + self.running_rows
 
 
 class FairQueue:
@@ -77,8 +36,9 @@ class FairQueue:
         self._ageing, self._ageing_most_ms, self._flipped = ageing, ageing_most_ms, flipped
         self._time: VirtualTime[Flow] = VirtualTime()
         self.flows: dict[Flow, FlowState] = {}
-        self._within: list[Turn] = []  # flows with something that waits, by turn
-        self._yielding: list[Turn] = []
+        # Flows with something that waits, by turn: many in all of them, and most moments have room for few.
+        self._lanes: tuple[list[Turn], ...] = tuple([] for _ in LANES)
+        self._is_guaranteed_only = False
         self.capacity = 0.0  # rows
         self.level = inf  # rows of a weight of one in the max-min division
         self.weight = 0.0  # of all flows
@@ -161,10 +121,14 @@ class FairQueue:
 
     # -- turns --------------------------------------------------------------------------------------------
 
-    def turns(self, *, with_over: bool) -> Iterator[FlowState]:
-        """Flows with something that waits, the one whose turn it is first."""
-        is_all = with_over and self._yielding
-        turns = heapq.merge(self._within, self._yielding) if is_all else iter(self._within)
+    def turns(self, lanes: Collection[int] = LANES) -> Iterator[FlowState]:
+        """Flows of these lanes with something that waits, the one whose turn it is first. Of those with rows
+        of their own the first is among them in any case: it may need that room is kept for it."""
+        orders = [self._lanes[lane] for lane in lanes]
+        if OWN not in lanes:
+            orders.append(self._lanes[OWN][:1])
+        orders = [order for order in orders if order]
+        turns = heapq.merge(*orders) if len(orders) > 1 else iter(orders[0]) if orders else iter(())
         return (self.flows[flow] for _, flow in turns)
 
     def part(self, state: FlowState) -> float:
@@ -176,19 +140,39 @@ class FairQueue:
         part = self.part(state)
         return max(self._own_part * part, min(part, 1.0)) if self._own_part else 0.0
 
+    def _is_at_limit(self, state: FlowState, choices: int) -> bool:
+        """An over-share flow leaves a part of its max-min share free, so that others find room at once."""
+        if not state.running_rows:
+            return False
+        most = self._own_part * self.level * state.weight
+        if self._is_guaranteed_only:
+            most = min(most, self.part(state))
+        # Up to a row more: with parts of a row and a half, half the fleet would stand idle otherwise.
+        return state.running_rows + choices - 1 >= most
+
+    def _lane(self, state: FlowState, choices: int) -> int:
+        """Of a flow whose next request has so many choices."""
+        if not state.is_over:
+            return SHARE
+        # Without such rows, who comes to a full fleet with a backlog would wait for those of who came before.
+        if state.running_rows + 1 <= self._own_rows(state):
+            return OWN
+        return IDLE if self._is_at_limit(state, choices) else MORE
+
     # -- time ---------------------------------------------------------------------------------------------
 
-    def divide(self, capacity: float) -> None:
-        """The fleet's rows anew among the flows: who is over its share, and how much a weight may hold."""
-        self.capacity = capacity
+    def divide(self, capacity: float, *, is_guaranteed_only: bool = False) -> None:
+        """The fleet's rows anew among the flows: who is over its share, and how much a weight may hold.
+        `is_guaranteed_only`: nobody more than its part by weight."""
+        self.capacity, self._is_guaranteed_only = capacity, is_guaranteed_only
         self.weight = sum(state.weight for state in self.flows.values())
         self.queued_weight = sum(state.weight for state in self.flows.values() if state.waiting)
         self.level = water_level(
             ((state.demand, state.weight) for state in self.flows.values()), self.capacity
         )
         for state in self.flows.values():
-            if self._mark(state):
-                self._reorder(state)
+            self._mark(state)
+            self._reorder(state)
 
     def tick(self, now_ms: float, elapsed_ms: float, drain_rate: float) -> None:
         """`drain_rate`: machine seconds a second that all flows are given together."""
@@ -244,20 +228,17 @@ class FairQueue:
         self._mark(state)
         self._reorder(state)
 
-    def _mark(self, state: FlowState) -> bool:
-        """Whether it is over its share now and was not, or the other way round."""
+    def _mark(self, state: FlowState) -> None:
+        """Whether it is over its share."""
         # A lone flow yields to nobody. One row is never more than a share, however many flows there are.
         is_over = (
             len(self.flows) > 1
             and state.demand > 1
             and (self._waits_long(state) or state.demand * self.weight > self.capacity * state.weight)
         )
-        if is_over == state.is_over:
-            return False
-        self._leave_order(state)
-        state.is_over = is_over
-        self._flipped(state.flow, is_over)
-        return True
+        if is_over != state.is_over:
+            state.is_over = is_over
+            self._flipped(state.flow, is_over)
 
     def _waits_long(self, state: FlowState) -> bool:
         """Flows within their share are served at once. Where that does not happen they ask, all together, for
@@ -280,16 +261,14 @@ class FairQueue:
             # Who asks for more than its part always waits: were that worth something, it would come first.
             waited_ms = min(max(0.0, self._now_ms - head.arrived_ms), self._ageing_most_ms)
             time -= waited_ms * self._aged_per_ms
-        turn = (time, state.flow)
-        # Without this, who comes to a full fleet with a backlog would wait for the rows of who came before.
-        yields = state.is_over and state.running_rows + 1 > self._own_rows(state)
-        if turn != state.turn or yields != state.yields:
+        turn, lane = (time, state.flow), self._lane(state, head.choices)
+        if turn != state.turn or lane != state.lane:
             self._leave_order(state)
-            state.turn, state.yields = turn, yields
-            insort(self._yielding if yields else self._within, turn)
+            state.turn, state.lane = turn, lane
+            insort(self._lanes[lane], turn)
 
     def _leave_order(self, state: FlowState) -> None:
         if state.turn is not None:
-            order = self._yielding if state.yields else self._within
+            order = self._lanes[state.lane]
             del order[bisect_left(order, state.turn)]
             state.turn = None

@@ -9,8 +9,9 @@ from random import Random
 
 from policy import queue_views as views
 from policy.entrance import Entrance
-from policy.fair_queue import FairQueue, FlowState
+from policy.fair_queue import FairQueue
 from policy.flow import BATCH, BATCH_URGENT, CLASSES, INTERACTIVE, Flow
+from policy.flow_state import FlowState
 from policy.placement import Replica
 from policy.placer import Placer
 from policy.queue_settings import QueueSettings

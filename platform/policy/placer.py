@@ -7,12 +7,14 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from policy.batch_floor import BatchFloor
-from policy.fair_queue import FairQueue, FlowState
+from policy.fair_queue import FairQueue
 from policy.flow import BATCH, Flow
+from policy.flow_state import FlowState
 from policy.machine_time import MachineTime
 from policy.placement import Replica
 from policy.queue_settings import QueueSettings
-from policy.rooms import OVER, WITHIN, YIELDS_TO_ALL, Rooms
+from policy.room import IDLE, LANES, LEFT, OWN, SHARE
+from policy.rooms import Rooms
 from policy.waiting import Placement, Waiting
 from policy.work import WorkEstimate
 
@@ -89,14 +91,14 @@ class Placer:
                 self._first_forget(queue)
 
     def take(self, now_ms: float) -> Placement | None:
-        if self._is_settled or not self.rooms.has_room(WITHIN):
+        if self._is_settled or not self.rooms.has_room(SHARE):
             return None
         if now_ms - self._divided_ms >= self._settings.shares_ms:
             self.divide(now_ms)
         while not self._is_settled:  # once more where room that was kept is free now
             self._is_settled = True
-            for queue, standing, idle_only in self._precedence():
-                if placement := self._take_from(queue, standing, idle_only, now_ms):
+            for queue, lane in self._precedence():
+                if placement := self._take_from(queue, lane, now_ms):
                     self._is_settled = False
                     return placement
         return None
@@ -146,41 +148,35 @@ class Placer:
     def divide(self, now_ms: float) -> None:
         """The fleet's rows anew among the flows."""
         self._divided_ms = now_ms
-        self.interactive.divide(self.rooms.capacity)
+        is_guaranteed_only = self.level >= OVER_TO_GUARANTEED
+        self.interactive.divide(self.rooms.capacity, is_guaranteed_only=is_guaranteed_only)
         self.batch.divide(self.rooms.capacity)
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _precedence(self) -> Iterator[tuple[FairQueue, int | None, bool]]:
-        """Queues, the standing of all that is in them (None: each flow its own), and whether only idle
-        replicas are for them."""
+    def _precedence(self) -> Iterator[tuple[FairQueue, int | None]]:
+        """Queues, and the lane of all that is in them; None: each flow has its own."""
         if self._floor.is_due and self.batch.depth:
-            yield self.batch, WITHIN, False
+            yield self.batch, SHARE
         if self.interactive.depth:
-            yield self.interactive, None, False
+            yield self.interactive, None
         if self.batch.depth:
-            yield self.batch, YIELDS_TO_ALL, self.level >= BATCH_TO_FLOOR
+            yield self.batch, IDLE if self.level >= BATCH_TO_FLOOR else LEFT
 
-    def _take_from(
-        self, queue: FairQueue, standing: int | None, idle_only: bool, now_ms: float
-    ) -> Placement | None:
+    def _take_from(self, queue: FairQueue, lane: int | None, now_ms: float) -> Placement | None:
         is_first, known = True, self._firsts.get(queue)
-        for state in queue.turns(with_over=standing is not None or self.rooms.has_room(OVER)):
+        for state in queue.turns(self.rooms.open_lanes() if lane is None else LANES):
             head = state.waiting.head()
             assert head is not None
-            own = standing if standing is not None else OVER if state.yields else WITHIN
-            is_limited = own == OVER and self._is_at_limit(queue, state, head)
-            may_hold = (
-                is_first and own == WITHIN and not idle_only
-            )  # who yields keeps no room from the others
+            own_lane = state.lane if lane is None else lane
+            may_hold = is_first and own_lane in (SHARE, OWN)  # who yields keeps no room from the others
             if is_first and known is not None and not (may_hold and known[0] == head.key):
                 self._first_forget(queue)
             key = self.rooms.choose(
                 head,
-                own,
-                idle_only=idle_only or is_limited,
+                own_lane,
                 may_use_held=may_hold and self._holder is queue,
-                own_part=self._part_here(queue, state) if standing is None and state.is_over else 1.0,
+                own_part=self._part_here(queue, state) if lane is None and state.is_over else 1.0,
             )
             if key is not None:
                 return self._place(queue, head, key)
@@ -190,16 +186,6 @@ class Placer:
         if is_first and known is not None:
             self._first_forget(queue)
         return None
-
-    def _is_at_limit(self, queue: FairQueue, state: FlowState, head: Waiting) -> bool:
-        """An over-share flow leaves a part of its max-min share free, so that others find room at once."""
-        if not state.running_rows:
-            return False
-        most = self._settings.over_part * queue.level * state.weight
-        if self.level >= OVER_TO_GUARANTEED:
-            most = min(most, queue.part(state))
-        # Up to a row more: with parts of a row and a half, half the fleet would stand idle otherwise.
-        return state.running_rows + head.choices - 1 >= most
 
     def _part_here(self, queue: FairQueue, state: FlowState) -> float:
         """Of one replica's rows, for an over-share flow: the same as of all replicas'. Where the others leave

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from policy.fair_queue import FairQueue, FlowState
+from policy.fair_queue import FairQueue
+from policy.flow_state import FlowState
 from policy.waiting import FlowView
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from policy.fair_queue import FairQueue
 from policy.flow import INTERACTIVE, Flow
+from policy.room import IDLE, LANES, MORE, OWN, SHARE
 from policy.shares import over_share, water_filling, water_level
 from policy.waiting import Waiting
 from tests.policy.queue_fleet import waiting_make
@@ -31,8 +32,8 @@ def numbered(number: int, tenant: str = "a", **fields: object) -> Waiting:
     return waiting
 
 
-def turns(queue: FairQueue, *, with_over: bool = True) -> list[str]:
-    return [state.flow.tenant for state in queue.turns(with_over=with_over)]
+def turns(queue: FairQueue, *lanes: int) -> list[str]:
+    return [state.flow.tenant for state in queue.turns(lanes or LANES)]
 
 
 def test_within_a_flow_the_earliest_deadline_is_first_then_who_came_first() -> None:
@@ -46,7 +47,7 @@ def test_within_a_flow_the_earliest_deadline_is_first_then_who_came_first() -> N
         queue.push(waiting)
     order = []
     while queue.depth:
-        (state,) = queue.turns(with_over=True)
+        (state,) = queue.turns()
         head = state.waiting.head()
         assert head is not None
         order.append(head.key)
@@ -76,7 +77,7 @@ def test_backlogged_flows_differ_in_service_by_no_more_than_two_quanta(
         queue.push(numbered(number, tenant, weight=weights[tenant]))
     served = dict.fromkeys("ab", 0.0)
     for cost_ms in costs:
-        state = next(iter(queue.turns(with_over=True)))
+        state = next(iter(queue.turns()))
         head = state.waiting.head()
         assert head is not None
         queue.start(head)
@@ -129,8 +130,50 @@ def test_waiting_is_worth_half_of_fair_service_up_to_a_bound_and_nothing_to_who_
     for number in (3, 4):
         queue.push(numbered(number, "old", at_ms=0))
     queue.tick(1e9, 1e9, drain_rate=100.0)
-    assert turns(queue, with_over=False) == ["new"]
+    assert turns(queue, SHARE) == ["new"]
     assert turns(queue) == ["new", "old"]
+
+
+def test_a_flow_over_its_share_stands_in_the_lane_of_what_it_has() -> None:
+    # Given ten rows for two flows that want more, of which each may have 80 % of its five
+    queue = FairQueue(ageing=0.5, ageing_most_ms=5_000, flipped=lambda *_: None, now_ms=0, own_part=0.8)
+    requests = [numbered(number, tenant) for number, tenant in enumerate("ab" * 20)]
+    for request in requests:
+        queue.push(request)
+    queue.divide(10)
+    stood = []
+    for request in requests[:12:2]:
+        stood.append(queue.flows[request.flow].lane)
+        queue.start(request)
+    # Then its next request may take rows of its own, then only replicas that idle
+    assert stood == [OWN, OWN, OWN, OWN, IDLE, IDLE]
+
+
+def test_the_first_that_has_rows_of_its_own_has_its_turn_though_nothing_is_open_for_it() -> None:
+    queue = FairQueue(ageing=0.5, ageing_most_ms=5_000, flipped=lambda *_: None, now_ms=0, own_part=0.8)
+    for number, tenant in enumerate("abcabc" * 5):
+        queue.push(numbered(number, tenant))
+    queue.divide(9)
+    queue.charge(Flow("a", INTERACTIVE), 1_000, 1.0)
+    # It may need that room is kept for it: the others can wait for theirs
+    assert turns(queue, SHARE) == ["b"]
+    assert turns(queue, SHARE, OWN) == ["b", "c", "a"]
+
+
+def test_at_the_second_level_of_degradation_nobody_has_more_than_its_part() -> None:
+    # Given a flow that may use what another one leaves
+    queue = FairQueue(ageing=0.5, ageing_most_ms=5_000, flipped=lambda *_: None, now_ms=0, own_part=0.8)
+    for number in range(30):
+        queue.push(numbered(number, "a"))
+    other = numbered(99, "b")
+    queue.push(other)
+    for number in range(6):
+        queue.start(numbered(number, "a"))
+    queue.divide(10)
+    assert turns(queue, MORE) == ["a"]
+    queue.divide(10, is_guaranteed_only=True)
+    assert turns(queue, MORE) == []
+    assert turns(queue, IDLE) == ["a"]
 
 
 def test_an_empty_queue_ticks() -> None:
@@ -198,7 +241,7 @@ def test_who_is_over_its_share_is_what_the_formula_says_and_every_flip_is_told(
         assert queue.queued_us == 1000 * queue.depth
         assert queue.weight == pytest.approx(sum(weights[tenant] for tenant in demands))
         assert set(turns(queue)) == {tenant for tenant, requests in waiting.items() if requests}
-        assert set(turns(queue, with_over=False)) == set(turns(queue)) - over
+        assert set(turns(queue, SHARE)) == set(turns(queue)) - over
 
 
 @given(st.dictionaries(tenants, st.integers(1, 200), min_size=1), st.integers(1, 300))

@@ -162,7 +162,7 @@ class World:
         views = [
             (view.flow, view.weight, view.queued, view.running, view.queued_us) for view in queue.flows()
         ]
-        turns = [[s.turn for s in q.turns(with_over=True)] for q in queue._queues]
+        turns = [[s.turn for s in q.turns()] for q in queue._queues]
         return views, turns, queue.over_share(), queue.level, queue.drain_rate, queue.tenants()
 
     def check(self) -> None:
@@ -191,7 +191,7 @@ class World:
             assert (lane.depth, lane.queued_us, lane.queued_tokens, lane.flows) == (0, 0, 0, {})
             assert lane.weight == pytest.approx(0, abs=1e-9)
             assert lane.queued_weight == pytest.approx(0, abs=1e-9)
-            assert list(lane.turns(with_over=True)) == []
+            assert list(lane.turns()) == []
         assert (len(queue._waiting), len(queue._starts), len(queue._urgent), placer.placed) == (0, 0, 0, {})
         assert queue._starts.entries <= 16
         for key in self.hosts:

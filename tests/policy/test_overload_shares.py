@@ -1,7 +1,7 @@
 """A fleet that is full of tenants of whom each asks for little more than its share."""
 
 from policy.flow import INTERACTIVE, Flow
-from policy.rooms import OVER, WITHIN
+from policy.room import MORE, SHARE
 from tests.policy.queue_fleet import replica_make, waiting_make
 from tests.policy.test_fair_queue import numbered, queue_make
 from tests.policy.test_rooms import choose, placed, rooms_make
@@ -37,7 +37,7 @@ def test_prompts_of_flows_that_were_within_their_share_are_not_left_behind_witho
             break
     # Then some may be left behind, not all
     assert 2 <= number < 5
-    assert choose(rooms, WITHIN) is None
+    assert choose(rooms, SHARE) is None
 
 
 def test_an_over_share_flow_holds_no_more_of_one_replica_than_of_all() -> None:
@@ -45,13 +45,9 @@ def test_an_over_share_flow_holds_no_more_of_one_replica_than_of_all() -> None:
     rooms.flipped(Flow("a", INTERACTIVE), True)
     held = 0
     while held < 10 and rooms.choose(
-        waiting_make(held, "a", prompt=1),
-        OVER,
-        idle_only=False,
-        may_use_held=False,
-        own_part=0.3,
+        waiting_make(held, "a", prompt=1), MORE, may_use_held=False, own_part=0.3
     ):
         rooms.prefilled("r0", placed(rooms, "a", number=held, prompt=1))
         held += 1
     assert held == 3
-    assert choose(rooms, OVER, tenant="b") == "r0"
+    assert choose(rooms, MORE, tenant="b") == "r0"

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.flow import BATCH, INTERACTIVE, Flow
-from policy.rooms import OVER, WITHIN, YIELDS_TO_ALL, Rooms
+from policy.room import IDLE, LEFT, MORE, SHARE
+from policy.rooms import Rooms
 from policy.waiting import Waiting
 from tests.policy.queue_fleet import replica_make, waiting_make
 
@@ -23,14 +24,13 @@ def rooms_make(*replicas: object) -> Rooms:
 
 def choose(
     rooms: Rooms,
-    standing: int = WITHIN,
+    lane: int = SHARE,
     *,
-    idle_only: bool = False,
     may_use_held: bool = False,
     **fields: object,
 ):
     waiting = waiting_make(**fields)  # type: ignore[arg-type]
-    return rooms.choose(waiting, standing, idle_only=idle_only, may_use_held=may_use_held)
+    return rooms.choose(waiting, lane, may_use_held=may_use_held)
 
 
 def placed(
@@ -70,7 +70,7 @@ def test_a_replica_with_a_window_of_prompt_gets_no_more_until_it_is_computed() -
     assert choose(rooms) == "r0"
     second = placed(rooms, number=2, prompt=1)
     assert choose(rooms) is None
-    assert not rooms.has_room(WITHIN)
+    assert not rooms.has_room(SHARE)
     rooms.prefilled("r0", first)
     assert choose(rooms) == "r0"
     rooms.ended("r0", first, was_prefilled=True)
@@ -94,7 +94,7 @@ def test_prompts_and_rows_of_flows_over_their_share_are_not_in_the_way() -> None
     assert choose(rooms) is None
     rooms.flipped(Flow("noisy", INTERACTIVE), True)
     assert choose(rooms) == "r0"
-    assert choose(rooms, OVER) is None
+    assert choose(rooms, MORE) is None
     rooms.flipped(Flow("noisy", INTERACTIVE), False)
     assert choose(rooms) is None
 
@@ -103,26 +103,26 @@ def test_batch_is_in_nobodys_way_and_everybody_in_its() -> None:
     rooms = rooms_make(replica_make(row_limit=3, max_rows=10))
     placed(rooms, "bulk", klass=BATCH, prompt=1000)
     placed(rooms, "bulk", klass=BATCH, number=2, prompt=1000)
-    assert choose(rooms, WITHIN) == choose(rooms, OVER) == "r0"
-    assert choose(rooms, YIELDS_TO_ALL) is None
+    assert choose(rooms, SHARE) == choose(rooms, MORE) == "r0"
+    assert choose(rooms, LEFT) is None
     rooms = rooms_make()
     placed(rooms, "chat", prompt=1000)
-    assert choose(rooms, YIELDS_TO_ALL) is None
+    assert choose(rooms, LEFT) is None
 
 
-@pytest.mark.parametrize("standing", [OVER, YIELDS_TO_ALL])
-def test_those_that_yield_leave_a_part_of_rows_and_memory_free(standing: int) -> None:
+@pytest.mark.parametrize("lane", [MORE, LEFT])
+def test_those_that_yield_leave_a_part_of_rows_and_memory_free(lane: int) -> None:
     limited = replica_make(rows=8, row_limit=10, max_rows=40)
-    assert choose(rooms_make(replica_make(rows=7, row_limit=10, max_rows=40)), standing) == "r0"
-    assert choose(rooms_make(limited), standing) is None
+    assert choose(rooms_make(replica_make(rows=7, row_limit=10, max_rows=40)), lane) == "r0"
+    assert choose(rooms_make(limited), lane) is None
     assert choose(rooms_make(limited)) == "r0"
     full = replica_make(rows=32, row_limit=40, max_rows=40)
-    assert choose(rooms_make(full), standing) is None
+    assert choose(rooms_make(full), lane) is None
     assert choose(rooms_make(full)) == "r0"
     rooms = rooms_make(replica_make(free=100))
     rooms.update(replica_make(rows=1, free=29))
-    assert choose(rooms, standing, prompt=15) == "r0"  # one block, and one each for three rows that grow
-    assert choose(rooms, standing, prompt=16 * 7) is None
+    assert choose(rooms, lane, prompt=15) == "r0"  # one block, and one each for three rows that grow
+    assert choose(rooms, lane, prompt=16 * 7) is None
     assert choose(rooms, prompt=16 * 7) == "r0"
 
 
@@ -134,7 +134,7 @@ def test_memory_counts_for_everybody() -> None:
 
 def test_an_idle_replica_takes_what_it_can_hold_at_all_and_nothing_longer() -> None:
     rooms = rooms_make(replica_make(free=3, row_limit=1, max_rows=2, max_tokens=1000))
-    assert choose(rooms, OVER, prompt=999, choices=8) == "r0"
+    assert choose(rooms, MORE, prompt=999, choices=8) == "r0"
     assert choose(rooms, prompt=1000) is None
 
 
@@ -146,13 +146,13 @@ def test_all_choices_of_a_request_need_rows() -> None:
 
 def test_one_that_takes_no_more_gets_nothing_and_one_that_has_nothing_to_do_is_known() -> None:
     rooms = rooms_make(replica_make("r0", takes_more=False), replica_make("r1", rows=1))
-    assert not rooms.has_room(WITHIN, idle_only=True)
+    assert not rooms.has_room(IDLE)
     assert choose(rooms) == "r1"
-    assert choose(rooms, idle_only=True) is None
+    assert choose(rooms, IDLE) is None
     rooms.update(replica_make("r0"))
-    assert choose(rooms, OVER, idle_only=True) == "r0"
+    assert choose(rooms, IDLE) == "r0"
     placed(rooms, key="r0")
-    assert not rooms.has_room(WITHIN, idle_only=True)
+    assert not rooms.has_room(IDLE)
 
 
 def test_one_that_is_kept_is_for_that_request_only() -> None:
@@ -179,7 +179,7 @@ def test_what_the_fleet_can_hold_follows_it() -> None:
     rooms.gone("r1")
     assert (rooms.capacity, rooms.most_tokens, set(rooms.keys())) == (12, 8192, {"r0"})
     rooms.gone("r0")
-    assert (rooms.capacity, rooms.most_tokens, rooms.has_room(WITHIN)) == (0, 0, False)
+    assert (rooms.capacity, rooms.most_tokens, rooms.has_room(SHARE)) == (0, 0, False)
 
 
 @settings(max_examples=60)
