@@ -30,15 +30,18 @@ class Timeline:
         return [(b - a) * 1000 for a, b in zip(self.events, self.events[1:], strict=False)]
 
 
-async def completion_stream(base_url: str, api_key: str, body: dict[str, Any]) -> Timeline:
+async def completion_stream(
+    base_url: str, api_key: str, body: dict[str, Any], *, deadline_ms: int | None = None
+) -> Timeline:
     """POST /completions with `stream` and usage. Raises RequestFailed."""
     url = urlsplit(base_url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    deadline = f"x-request-deadline-ms: {deadline_ms}\r\n" if deadline_ms else ""
     writer.write(
         f"POST {url.path}/completions HTTP/1.1\r\nHost: {url.netloc}\r\nAuthorization: Bearer {api_key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
-        "Connection: close\r\n\r\n".encode()
+        f"{deadline}Connection: close\r\n\r\n".encode()
         + payload
     )
     timeline = Timeline(sent=time.perf_counter())

@@ -49,6 +49,7 @@ class Run(Message, frozen=True):
     gateway: str
     submit: Submit
     prefill_from: str = ""  # address of a worker that shall compute the prompt; a hint, any failure is local
+    worker: str = ""  # incarnation that is meant: another process at the same address refuses
 
 
 class CancelRow(Message, frozen=True):
@@ -123,3 +124,4 @@ class Refused(Message, frozen=True):
     row: RowKey
     code: str  # misrouted | capacity | draining | too_long | unservable | invalid_grammar
     message: str
+    digest: str = ""  # what the worker holds

@@ -65,6 +65,7 @@ class Frame(Message, frozen=True):
     logprobs: list[list[TokenLogprobs]] = []  # empty: nobody asked; otherwise a list for each entry
     prompts: list[PromptLogprobs] = []
     choice_ends: list[ChoiceEnd] = []
+    ids: list[bytes] = []  # packed ids of each entry; empty: nobody asked; an entry that did not is b""
 
 
 class KvBlocks(Message, frozen=True):
