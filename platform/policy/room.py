@@ -1,8 +1,8 @@
 """One replica's room: what it reported, what was placed there since, and whose rows those are.
 
 Rows yield in a replica's step to those of a better standing, so a request does not see the rows and prompts
-of a worse one. KV memory does not yield: of that, and of the rows there can be at all, those that yield leave
-a part free.
+of a worse one. They also give way in memory, but that costs their flow what they have computed: so of KV, and
+of the rows there can be at all, those that yield leave a part free.
 """
 
 from policy.flow import Flow
@@ -29,8 +29,9 @@ MOST_BEHIND = 3
 
 
 class Room:
-    """One replica. `parts`: rows and prompt tokens still to compute of each flow that was placed there. By
-    standing: rows that yield to it, and prompt tokens that do not."""
+    """One replica. `parts`: of each flow that was placed there its rows, prompt tokens still to compute,
+    prompts with any, and blocks of its prompts. By standing: rows and blocks that yield to it, and prompt
+    tokens that do not."""
 
     __slots__ = (
         "free_blocks",
@@ -42,12 +43,14 @@ class Room:
         "replica",
         "rows",
         "tokens_before",
+        "yielding_blocks",
         "yielding_rows",
     )
 
     def __init__(self, replica: Replica) -> None:
         self.parts: dict[Flow, list[int]] = {}
         self.yielding_rows = [0, 0, 0]
+        self.yielding_blocks = [0, 0, 0]
         self.tokens_before = [0, 0, 0]
         self.prompts_behind = [0, 0, 0]
         self.most_free = 0  # blocks that were ever free: all of them, as far as is known
@@ -68,9 +71,10 @@ class Room:
             return self.pending_tokens
         return min(self.tokens_before[standing], self.pending_tokens)
 
-    def count(self, standing: int, rows: int, tokens: int, prompts: int) -> None:
+    def count(self, standing: int, rows: int, tokens: int, prompts: int, blocks: int) -> None:
         for better in range(standing):
             self.yielding_rows[better] += rows
+            self.yielding_blocks[better] += blocks
         for same_or_worse in range(standing, YIELDS_TO_ALL + 1):
             self.tokens_before[same_or_worse] += tokens
         for better in range(standing):
@@ -91,13 +95,14 @@ class Room:
         part = self.parts.get(flow)
         return min(part[1], self.pending_tokens) if part else 0
 
-    def has_blocks(self, waiting: Waiting, part: float) -> bool:
-        """Whether KV fits; `part` of the memory is for it."""
+    def has_blocks(self, waiting: Waiting, standing: int, part: float) -> bool:
+        """Whether KV fits; `part` of the memory is for it. Of rows that yield it may have their prompts'."""
         if not self.rows:
             return True
         blocks = blocks_needed(waiting.prompt_tokens + 1, self.replica.block_size)
         growth = self.rows + waiting.choices - 1 + WATERMARK_BLOCKS
-        return self.free_blocks - blocks - growth >= (1 - part) * self.most_free
+        free_blocks = self.free_blocks + self.yielding_blocks[standing]
+        return free_blocks - blocks - growth >= (1 - part) * self.most_free
 
     def has_turn(self, window_tokens: int) -> bool:
         """Whether a flow over its share would have its turn: no prompts would be computed before its own."""

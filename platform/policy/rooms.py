@@ -82,27 +82,27 @@ class Rooms:
 
     def place(self, key: str, waiting: Waiting) -> None:
         room = self._rooms[key]
-        blocks = blocks_needed(waiting.prompt_tokens + 1, room.replica.block_size)
+        blocks = self._blocks(room, waiting)
         room.rows += waiting.choices
         room.pending_tokens += waiting.new_tokens
         room.free_blocks -= blocks + waiting.choices - 1
         self._hold(room, waiting.flow)
-        self._count(room, waiting.flow, waiting.choices, waiting.new_tokens, 1)
+        self._count(room, waiting.flow, waiting.choices, waiting.new_tokens, 1, blocks)
 
     def adopt(self, key: str, waiting: Waiting) -> None:
         """It runs there, and its replica's rows are told with it: only whose they are is new."""
         room = self._rooms[key]
         self._hold(room, waiting.flow)
-        self._count(room, waiting.flow, waiting.choices, 0, 0)
+        self._count(room, waiting.flow, waiting.choices, 0, 0, self._blocks(room, waiting))
 
     def prefilled(self, key: str, waiting: Waiting) -> None:
-        self._count(self._rooms[key], waiting.flow, 0, -waiting.new_tokens, -1)
+        self._count(self._rooms[key], waiting.flow, 0, -waiting.new_tokens, -1, 0)
 
     def ended(self, key: str, waiting: Waiting, *, was_prefilled: bool) -> None:
         """Frees nothing by itself: what is free, the replica says."""
         room, flow = self._rooms[key], waiting.flow
         left = (0, 0) if was_prefilled else (-waiting.new_tokens, -1)
-        self._count(room, flow, -waiting.choices, *left)
+        self._count(room, flow, -waiting.choices, *left, -self._blocks(room, waiting))
         if not room.parts[flow][0]:
             del room.parts[flow], self._holders[flow][key]
             if not self._holders[flow]:
@@ -114,9 +114,9 @@ class Rooms:
         (self._over.add if is_over else self._over.discard)(flow)
         after = self._standing(flow)
         for room in self._holders.get(flow, {}).values():
-            rows, tokens, prompts = room.parts[flow]
-            room.count(before, -rows, -tokens, -prompts)
-            room.count(after, rows, tokens, prompts)
+            rows, tokens, prompts, blocks = room.parts[flow]
+            room.count(before, -rows, -tokens, -prompts, -blocks)
+            room.count(after, rows, tokens, prompts, blocks)
             self._sort(room)
 
     # -- choosing -----------------------------------------------------------------------------------------
@@ -139,7 +139,8 @@ class Rooms:
         standing = STANDINGS[lane]
         is_long = waiting.prompt_tokens >= LONG_PROMPT_TOKENS
         part, window_tokens, choices = self._parts[standing], self._window_tokens, waiting.choices
-        sees_own = standing >= self._standing(waiting.flow)  # it may begin as one of a better standing
+        own_standing = self._standing(waiting.flow)
+        sees_own = standing >= own_standing  # it may begin as one of a better standing
         best: tuple[bool, int, int, str] | None = None
         for key, room in self._open[lane].items():
             cost = (
@@ -153,7 +154,7 @@ class Rooms:
                 and (key != self.held or may_use_held)
                 and waiting.prompt_tokens < room.replica.max_tokens
                 and (choices == 1 or room.has_rows(choices, standing, part, window_tokens))
-                and room.has_blocks(waiting, part)
+                and room.has_blocks(waiting, max(standing, own_standing), part)
                 and (sees_own or room.own_tokens(waiting.flow) < window_tokens)
                 and (own_part >= 1 or room.has_own_rows(waiting, own_part))
             ):
@@ -179,17 +180,21 @@ class Rooms:
             return YIELDS_TO_ALL
         return OVER if flow in self._over else WITHIN
 
+    def _blocks(self, room: Room, waiting: Waiting) -> int:
+        return blocks_needed(waiting.prompt_tokens + 1, room.replica.block_size)
+
     def _hold(self, room: Room, flow: Flow) -> None:
         if flow not in room.parts:
-            room.parts[flow] = [0, 0, 0]
+            room.parts[flow] = [0, 0, 0, 0]
             self._holders.setdefault(flow, {})[room.replica.key] = room
 
-    def _count(self, room: Room, flow: Flow, rows: int, tokens: int, prompts: int) -> None:
+    def _count(self, room: Room, flow: Flow, rows: int, tokens: int, prompts: int, blocks: int) -> None:
         part = room.parts[flow]
         part[0] += rows
         part[1] += tokens
         part[2] += prompts
-        room.count(self._standing(flow), rows, tokens, prompts)
+        part[3] += blocks
+        room.count(self._standing(flow), rows, tokens, prompts, blocks)
         self._sort(room)
 
     def _sort(self, room: Room) -> None:

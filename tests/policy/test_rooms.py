@@ -215,3 +215,20 @@ def test_sums_by_standing_are_those_of_the_parts_whatever_happened(seed: int) ->
                 sum(w.new_tokens for s, w, done in mine if s <= worse and not done) for worse in range(3)
             ]
             assert rooms[key].parts.keys() == {w.flow for _, w, _ in mine}
+
+
+def test_rows_that_yield_give_way_in_memory_too() -> None:
+    # Given a replica whose memory is full of a flow that was alone
+    rooms = rooms_make(replica_make(free=100))
+    rooms.update(replica_make(rows=0, free=100))
+    for number in range(10):
+        placed(rooms, "noise", number=number, prompt=100)
+        rooms.prefilled("r0", waiting_make(number, "noise", prompt=100))
+    rooms.update(replica_make(rows=10, free=2))
+    assert choose(rooms, prompt=200) is None
+    # When that flow is over its share, for somebody else has come
+    rooms.flipped(Flow("noise", INTERACTIVE), True)
+    # Then who is within its share may begin, as long as their prompts' blocks are enough; who is not may not
+    assert choose(rooms, prompt=200) == "r0"
+    assert choose(rooms, prompt=999) is None
+    assert choose(rooms, MORE, tenant="c", prompt=200) is None
