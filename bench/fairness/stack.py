@@ -56,23 +56,22 @@ class Tenant:
         return await completion_stream(self._base_url, self._api_key, body, deadline_ms=self._deadline_ms)
 
 
-async def _chats(tenant: Tenant, count: int, every_s: float) -> list[Timeline]:
-    """At fixed moments, whether or not those before were answered."""
-    tasks = []
-    async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            tasks.append(group.create_task(tenant.ask()))
-            await asyncio.sleep(every_s)
-    return [task.result() for task in tasks]
+async def _chats(tenant: Tenant, count: int, pause_s: float) -> list[Timeline]:
+    """One after the other, with a pause to read each answer."""
+    timelines = []
+    for _ in range(count):
+        timelines.append(await tenant.ask())
+        await asyncio.sleep(pause_s)
+    return timelines
 
 
 async def _with_noise(
-    noisy: Tenant, noise: int, chatting: Tenant, chats: int, every_s: float
+    noisy: Tenant, noise: int, chatting: Tenant, chats: int, pause_s: float
 ) -> tuple[list[Timeline], Counter[str]]:
     """The chats' timelines, and how many noisy requests went which way while they ran."""
     tasks = [asyncio.create_task(noisy.ask()) for _ in range(noise)]
     await asyncio.sleep(SETTLE_S)
-    timelines = await _chats(chatting, chats, every_s)
+    timelines = await _chats(chatting, chats, pause_s)
     counts = Counter("unfinished" if not task.done() else _outcome(task) for task in tasks)
     for task in tasks:
         task.cancel()
@@ -106,7 +105,7 @@ def _row(run: str, timelines: list[Timeline]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fairness.stack", description=__doc__)
     parser.add_argument("--chats", type=int, default=30)
-    parser.add_argument("--every-s", type=float, default=2.0, help="well within the tenant's share")
+    parser.add_argument("--pause-s", type=float, default=1.0, help="between an answer and the next question")
     parser.add_argument("--noise", type=int, default=400)
     arguments = parser.parse_args()
     os.environ.setdefault("SLUICE_WEIGHTS", str(bench_folder().parent / "weights"))
@@ -122,10 +121,10 @@ def main() -> int:
         )
         chatting = Tenant(stack.demo, 1, prompt_tokens=CHAT_PROMPT_TOKENS, output_tokens=CHAT_OUTPUT_TOKENS)
         asyncio.run(_chats(chatting, WARM_UP_CHATS, 0.2))
-        quiet = asyncio.run(_chats(chatting, arguments.chats, arguments.every_s))
+        quiet = asyncio.run(_chats(chatting, arguments.chats, arguments.pause_s))
         began = time.perf_counter()
         loaded, noise = asyncio.run(
-            _with_noise(noisy, arguments.noise, chatting, arguments.chats, arguments.every_s)
+            _with_noise(noisy, arguments.noise, chatting, arguments.chats, arguments.pause_s)
         )
         noise_s = time.perf_counter() - began
     finally:

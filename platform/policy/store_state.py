@@ -28,12 +28,13 @@ class StateChange:
 
 class StoreState:
     """Of one store as one gateway sees it. A single call that fails is no outage: five in a row are, and so
-    are failures only for a second."""
+    are failures only for a second. Each must tell something new: calls under way together fail together."""
 
     def __init__(self) -> None:
         self.state = State.OK
         self._failures = 0  # since the last answer
-        self._failing_since_ms = 0
+        self._failing_since_ms = self._failed_ms = 0  # the first since then, and the last that counted
+        self._answered_ms = -1  # when the latest call that was answered was asked
         self._opened_ms = 0
 
     @property
@@ -45,21 +46,24 @@ class StoreState:
         """False: this class is refused until the store is back."""
         return self.state is not State.TIGHT or klass != "batch"
 
-    def failed(self, now_ms: int) -> StateChange | None:
-        """A call failed or timed out."""
+    def failed(self, asked_ms: int, now_ms: int) -> StateChange | None:
+        """A call failed or timed out. `asked_ms`: when it was sent."""
+        if asked_ms < self._answered_ms:  # the store answered one that was asked later
+            return self.tick(now_ms)
         if self._failures == 0:
             self._failing_since_ms = now_ms
-        self._failures += 1
+        if self._failures == 0 or asked_ms >= self._failed_ms:
+            self._failures, self._failed_ms = self._failures + 1, now_ms
         is_outage = self._failures >= FAILURES or now_ms - self._failing_since_ms >= FAILING_MS
         if self.state is State.OK and is_outage:
             self._opened_ms = now_ms
             return self._change(State.OPEN, now_ms)
         return self.tick(now_ms)
 
-    def answered(self, now_ms: int) -> StateChange | None:
+    def answered(self, asked_ms: int, now_ms: int) -> StateChange | None:
         """The store did what it was asked."""
         change = None if self.state is State.OK else self._change(State.OK, now_ms)
-        self._failures = 0
+        self._failures, self._answered_ms = 0, max(self._answered_ms, asked_ms)
         return change
 
     def tick(self, now_ms: int) -> StateChange | None:

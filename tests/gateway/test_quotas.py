@@ -162,3 +162,25 @@ async def _calls(client: Redis) -> int:
 
 def _synchronous(quotas: Quotas) -> float:
     return float(quotas._metrics.synchronous._value.get())
+
+
+async def test_counters_that_cannot_be_read_are_one_tenants_trouble(valkey: ValkeyServer) -> None:
+    # Given a key of one tenant that holds something else
+    broken, sound = grant(limit("tokens_per_minute", 1_000)), grant(limit("tokens_per_minute", 1_000))
+    key = f"sluice:quota:{{{broken.tenant_id}}}:tokens_per_minute:::"
+    async with quotas_started(valkey.url) as quotas, Redis.from_url(valkey.url) as client:
+        await client.set(key, "not a bucket")
+        # When it asks again and again
+        for _ in range(20):
+            with pytest.raises(ApiError) as caught:
+                await quotas.reserve(demand(broken))
+            # Then it hears what is wrong, and is granted nothing
+            assert (caught.value.status, caught.value.code) == (503, "overloaded")
+            assert caught.value.limit is not None
+            assert (caught.value.limit.name, caught.value.limit.scope) == ("quota_store", "tenant")
+        # And for the others the store is where it was
+        assert quotas._store.state == "ok"
+        end(await quotas.reserve(demand(sound)))
+        # And once somebody has looked, it is served
+        await client.delete(key)
+        end(await quotas.reserve(demand(broken)))

@@ -30,6 +30,11 @@ class QuotaMetrics:
         self.losses = Counter(
             "sluice_gateway_quota_store_losses", "Times the store had lost its data", registry=registry
         )
+        self.unreadable = Counter(
+            "sluice_gateway_quota_unreadable",
+            "Requests whose tenant's counters cannot be read",
+            registry=registry,
+        )
 
     def state_set(self, state: State) -> None:
         self.store_state.set(_LEVELS[state])

@@ -22,9 +22,9 @@ from gateway.quotas.exchange import NotTaken
 from gateway.quotas.headers import headers_of
 from gateway.quotas.ledger import Ledger, LedgerAway, SpendSince
 from gateway.quotas.metrics import QuotaMetrics
-from gateway.quotas.refusals import batch_refused, exceeds, ledger_away, refused
+from gateway.quotas.refusals import batch_refused, exceeds, ledger_away, refused, store_refused
 from gateway.quotas.reservation import Reservation
-from gateway.quotas.store import QuotaStore, StoreAway, now_ms, unix_ms
+from gateway.quotas.store import QuotaStore, StoreAway, StoreRefused, now_ms, unix_ms
 from gateway.quotas.tenant import TenantQuota
 from gateway.settings import Settings
 from policy.output_estimate import OutputEstimates
@@ -106,6 +106,9 @@ class Quotas:
             except ApiError as error:
                 error.headers += self._headers(account_set)
                 raise
+            except StoreRefused as error:
+                self._metrics.unreadable.inc()
+                raise store_refused(demand.grant.tenant_name) from error
             if tenant.is_low(held):
                 self._told_soon(tenant)
         return self._reservation(demand, account_set, held, amounts, expected)

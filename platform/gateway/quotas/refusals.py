@@ -73,6 +73,14 @@ def batch_refused() -> ApiError:
     return overloaded(message, _NOT_KNOWN_MS, limit=limit)
 
 
+def store_refused(subject: str) -> ApiError:
+    """What was counted of this tenant cannot be read: nothing is granted blindly, people must look."""
+    message = "your quotas cannot be read: this was reported, and others are not affected"
+    return overloaded(
+        message, _NOT_KNOWN_MS, limit=LimitDetail(name="quota_store", scope="tenant", subject=subject)
+    )
+
+
 def ledger_away(message: str, wait_ms: int) -> ApiError:
     limit = LimitDetail(name="quota_store", scope="gateway", subject="spend", clears_in_ms=wait_ms)
     return overloaded(message, wait_ms, limit=limit)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.quotas.addresses import addressed
 from gateway.quotas.bounds import QuotaBounds
@@ -25,8 +25,16 @@ Arg = bytes | str | int
 logger = logging.getLogger(__name__)
 
 
+# How errors about the keys of one call begin; any other says that the store serves nobody.
+_ABOUT_KEYS = ("WRONGTYPE", "user_script", "Error running script", "value is not", "hash value is not")
+
+
 class StoreAway(Exception):
     """It did not answer in time, or is known not to."""
+
+
+class StoreRefused(Exception):
+    """It answers, but cannot do this call: keys are not what they should be. Others' calls are no worse."""
 
 
 def now_ms() -> int:
@@ -103,12 +111,12 @@ class QuotaStore:
             await self._within(
                 self._addressed.client.zrem(_GATEWAYS, self._incarnation), self._bounds.connect_timeout_s
             )
-        except StoreAway:
+        except (StoreAway, StoreRefused):
             logger.debug("quotas: the store was not told that this gateway ends")
         await self._addressed.close()
 
     async def call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg]) -> list[Any]:
-        """Raises StoreAway: whether it was executed is not known."""
+        """Raises StoreAway: whether it was executed is not known. Raises StoreRefused."""
         if self.is_down:
             raise StoreAway("the store does not answer")
         return await self._run(script, keys, arguments)
@@ -117,7 +125,11 @@ class QuotaStore:
         """Raises StoreAway."""
         ttl_ms = int(self._bounds.gateway_ttl_s * 1000)
         arguments = (self._incarnation, ttl_ms, secrets.token_hex(8))
-        gateways, birth, age_ms = await self._run(BEAT, (_GATEWAYS, _BIRTH), arguments)
+        try:
+            gateways, birth, age_ms = await self._run(BEAT, (_GATEWAYS, _BIRTH), arguments)
+        except StoreRefused as error:  # these keys are everybody's
+            self._failed(now_ms(), error)
+            raise StoreAway(str(error)) from error
         self.gateways = max(1, gateways)
         if birth != self._birth:
             self._learnt_at_ms = now_ms() - age_ms + int(self._bounds.learning_s * 1000)
@@ -144,7 +156,11 @@ class QuotaStore:
         """
         client: Any = self._addressed.client
         for script in (RESERVE, SETTLE, BEAT):
-            await self._counted(client.script_load(script.text), self._bounds.connect_timeout_s)
+            try:
+                await self._counted(client.script_load(script.text), self._bounds.connect_timeout_s)
+            except StoreRefused as error:
+                self._failed(now_ms(), error)
+                raise StoreAway(str(error)) from error
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -154,22 +170,26 @@ class QuotaStore:
             asking = self._evaluate(script, keys, arguments)
             reply: list[Any] = await self._counted(asking, self._bounds.answer_timeout_s)
         was_failing = self._state.is_failing
-        if change := self._state.answered(started):
+        if change := self._state.answered(started, now_ms()):
             self._on_change(change)
         if was_failing:
             self._on_return()
         return reply
 
     async def _counted(self, asking: Awaitable[Any], timeout_s: float) -> Any:
-        """A failure counts. Raises StoreAway."""
+        """A failure counts. Raises StoreAway, StoreRefused."""
+        asked_ms = now_ms()
         try:
             return await self._within(asking, timeout_s)
         except StoreAway as error:
-            if not self._state.is_failing:
-                logger.warning("quotas: a call to the store failed: %s", error)
-            if change := self._state.failed(now_ms()):
-                self._on_change(change)
+            self._failed(asked_ms, error)
             raise
+
+    def _failed(self, asked_ms: int, error: Exception) -> None:
+        if not self._state.is_failing:
+            logger.warning("quotas: a call to the store failed: %s", error)
+        if change := self._state.failed(asked_ms, now_ms()):
+            self._on_change(change)
 
     async def _evaluate(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Arg]) -> list[Any]:
         client: Any = self._addressed.client
@@ -190,6 +210,9 @@ class QuotaStore:
             if not task.done():
                 raise StoreAway(f"no answer within {timeout_s * 1000:.0f} ms")
             return task.result()
+        except ResponseError as error:
+            is_about_keys = str(error).removeprefix("ERR ").startswith(_ABOUT_KEYS)
+            raise (StoreRefused if is_about_keys else StoreAway)(repr(error)) from error
         except (RedisError, OSError) as error:
             raise StoreAway(repr(error)) from error
         finally:
