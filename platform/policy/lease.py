@@ -31,6 +31,7 @@ class Lease:
         "ahead_s",
         "cap",
         "heard_ms",
+        "is_lowered",
         "left",
         "life_ms",
         "rate_per_minute",
@@ -60,6 +61,7 @@ class Lease:
         self.reserved = 0  # taken or borrowed, not settled
         self.used = 0  # settled, ever
         self.returning = 0  # to be told to the store: units that go back, negative: debt
+        self.is_lowered = False  # what returns was granted under a higher limit: nobody may have it
         self.used_ms = now_ms  # last time anything was taken
         self.store_left: int | None = None  # in the store when it last answered, without this lease
         self.heard_ms = now_ms
@@ -164,6 +166,15 @@ class Lease:
         """All that is unspent goes back."""
         self.returning += self.left
         self.left = 0
+
+    def lower(self) -> None:
+        """The limit is lower from now on: what it held of the old one goes back before any more is given."""
+        self.surrender()
+        self.is_lowered = self.returning > 0
+
+    def returned(self) -> None:
+        """What was returning is told to the store."""
+        self.returning, self.is_lowered = 0, False
 
     def forget_grants(self) -> None:
         """The store lost its data, and with it what it had granted; debts stand. Whether what is reserved is

@@ -31,10 +31,13 @@ class LeaseBook(Generic[K]):
         self._is_refilling = False
 
     def lease(self, key: K, cap: int, now_ms: int, *, rate_per_minute: int = 0) -> Lease:
-        """The limit's lease, begun empty; cap and rate follow the contract."""
+        """The limit's lease, begun empty; cap and rate follow the contract. What it holds of a limit that was
+        lowered goes back: it was granted under the old one."""
         lease = self.leases.get(key)
         if lease is None:
             lease = self.leases[key] = Lease(cap, now_ms)
+        if cap < lease.cap or rate_per_minute < lease.rate_per_minute:
+            lease.lower()
         lease.cap, lease.rate_per_minute = cap, rate_per_minute
         return lease
 
@@ -64,7 +67,7 @@ class LeaseBook(Generic[K]):
             if not deltas:
                 return None
             for key, _ in deltas:
-                self.leases[key].returning = 0
+                self.leases[key].returned()
             self._sequence += 1
             self._sent = Settlement(self._sequence, deltas)
         return self._sent

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from uuid import uuid4
 
 import pytest
 from redis.asyncio import Redis
@@ -184,3 +185,28 @@ async def test_counters_that_cannot_be_read_are_one_tenants_trouble(valkey: Valk
         # And once somebody has looked, it is served
         await client.delete(key)
         end(await quotas.reserve(demand(broken)))
+
+
+async def test_a_limit_that_is_lowered_is_that_low_at_once(valkey: ValkeyServer) -> None:
+    # Given two gateways that serve a tenant from their leases
+    tenant_id = uuid4()
+    wide = grant(limit("tokens_per_minute", 60_000), tenant_id=tenant_id)
+    async with quotas_started(valkey.url) as one, quotas_started(valkey.url) as two:
+        for _ in range(100):
+            for quotas in (one, two):
+                end(await quotas.reserve(demand(wide, 20)), 20)
+            await asyncio.sleep(0.005)
+        assert any(
+            account.lease.left > 200
+            for quotas in (one, two)
+            for account in quotas._tenants[tenant_id].sets.accounts.values()
+        )
+        # When the limit becomes a hundred tokens a minute
+        narrow = grant(limit("tokens_per_minute", 100), tenant_id=tenant_id)
+        taken, _ = await outcomes(
+            *[quotas.reserve(demand(narrow, 20)) for _ in range(10) for quotas in (one, two)]
+        )
+        # Then no more than a hundred are given out
+        assert len(taken) <= 5
+        for reservation in taken:
+            end(reservation, 20)

@@ -1,5 +1,6 @@
 """Gateways' leases and the store's bucket together are the limit, to the unit, whatever gets lost between."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -213,6 +214,16 @@ def test_the_contract_may_change_a_limit() -> None:
     book, lease = book_with(0)
     assert book.lease("tokens", 77, 0, rate_per_minute=70) is lease
     assert (lease.cap, lease.rate_per_minute) == (77, 70)
+
+
+@pytest.mark.parametrize(
+    ("cap", "rate", "left"), [(1_000, 60, 50), (2_000, 120, 50), (999, 60, 0), (1_000, 59, 0)]
+)
+def test_what_is_held_of_a_limit_that_was_lowered_goes_back(cap: int, rate: int, left: int) -> None:
+    book: LeaseBook[str] = LeaseBook()
+    book.lease("tokens", 1_000, 0, rate_per_minute=60).granted(50, 900, 0)
+    lease = book.lease("tokens", cap, 10, rate_per_minute=rate)
+    assert (lease.left, lease.returning) == (left, 50 - left)
 
 
 def test_a_store_that_lost_its_data_hears_debts_again_but_gets_nothing_back() -> None:

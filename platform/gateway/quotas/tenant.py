@@ -65,8 +65,8 @@ class TenantQuota:
         _refuse_known(pairs, now)
         try:
             await self._exchange.clear()
-            if any(account.lease.returning < 0 for account in accounts):
-                await self._exchange.settle()  # what is owed comes first
+            if any(account.lease.returning < 0 or account.lease.is_lowered for account in accounts):
+                await self._exchange.settle()  # what is owed, or not the tenant's any more
             # What is here in part is set aside: the store is asked for the rest.
             for account, amount in pairs:
                 _set_aside(account, amount)
