@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
+from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
@@ -13,44 +14,11 @@ from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminIntegerFiel
 
 from tenants.admin_forms import tenant_open
 from tenants.admin_rows import ServiceAdmin
-from tenants.contracts import QUOTAS_WITH_BURST, SPEND_PER_DAY, SPEND_PER_MONTH
+from tenants.contracts import QUOTAS_WITH_BURST
 from tenants.models import MAX_QUOTA, Quota, Tenant
+from tenants.quota_amounts import UNITS, amount_of, amount_shown, amount_stored
 from tenants.quotas import QuotaUnknown, quota_remove, quota_set
 from tenants.services import TenantClosed
-
-_MONEY = (SPEND_PER_DAY, SPEND_PER_MONTH)
-_MICRO_USD = 1_000_000
-_UNITS = {
-    "tokens_per_minute": "tokens a minute",
-    "requests_per_minute": "requests a minute",
-    "concurrent_requests": "requests at a time",
-    SPEND_PER_DAY: "US dollars a day of UTC",
-    SPEND_PER_MONTH: "US dollars a month of UTC",
-}
-
-
-def amount_stored(name: str, amount: Decimal) -> int:
-    """Micro-dollars of a spend, else the count itself. Raises ValidationError."""
-    stored = amount * _MICRO_USD if name in _MONEY else amount
-    if stored != int(stored):
-        raise forms.ValidationError(f"A number of {_UNITS[name]} is whole.")
-    if not 1 <= stored <= MAX_QUOTA:
-        raise forms.ValidationError(f"More than {_UNITS[name]} can be counted.")
-    return int(stored)
-
-
-def amount_of(quota: Quota) -> Decimal:
-    """What `amount_stored` made the quota of."""
-    return Decimal(quota.limit) / _MICRO_USD if quota.name in _MONEY else Decimal(quota.limit)
-
-
-def amount_shown(quota: Quota) -> str:
-    """`$12.50`, or `150,000`; of a fraction of a cent all that there is."""
-    amount = amount_of(quota)
-    if quota.name not in _MONEY:
-        return f"{amount:,}"
-    cents = f"{amount:,.2f}"
-    return f"${cents if amount == amount.quantize(Decimal('0.01')) else f'{amount:,f}'}"
 
 
 class QuotaForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
@@ -101,7 +69,7 @@ class QuotaForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
         if name and "amount" in cleaned:
             try:
                 cleaned["limit"] = amount_stored(name, cleaned["amount"])
-            except forms.ValidationError as error:
+            except ValidationError as error:
                 self.add_error("amount", error)
         return cleaned
 
@@ -134,7 +102,7 @@ class QuotaAdmin(ServiceAdmin):
 
     @admin.display(ordering="name")
     def unit(self, quota: Quota) -> str:
-        return _UNITS[quota.name]
+        return UNITS[quota.name]
 
     def save_model(self, request: HttpRequest, obj: Quota, form: QuotaForm, change: bool) -> None:
         cleaned = form.cleaned_data

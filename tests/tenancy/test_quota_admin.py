@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from tenants.admin_quotas import amount_shown
 from tenants.models import AuditEntry, Quota, Tenant, User
+from tenants.quota_amounts import amount_shown
 from tenants.scoping import operator_scope
 from tests.factories import key_issue, tenant_create
 
