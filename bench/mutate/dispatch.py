@@ -191,7 +191,12 @@ MUTATIONS = [
         "version.queue.worked(incarnation, Flow(",
         "print((incarnation, Flow(",
     ),
-    Mutation("ended row stays in the queue", REPORTING, "version.queue.ended(request, now_ms)", "pass"),
+    Mutation(
+        "ended row stays in the queue",
+        REPORTING,
+        "version.queue.ended(request, now_ms, was_cut=was_cut)",
+        "pass",
+    ),
     Mutation(
         "report is not heard",
         REPORTING,

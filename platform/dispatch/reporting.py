@@ -69,4 +69,5 @@ class Reporting:
         if gateway := self._gateways.get(request.row.gateway):
             gateway.release(request)
         if version is not None:
-            version.queue.ended(request, now_ms)
+            was_cut = bool(request.cancel_reason) or now_ms >= request.deadline_ms
+            version.queue.ended(request, now_ms, was_cut=was_cut)

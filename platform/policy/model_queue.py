@@ -130,19 +130,25 @@ class ModelQueue:
         self._now_ms = now_ms
         self._sequence += 1
         waiting.sequence = self._sequence
-        self._placer.adopt(waiting, replica_key)
+        self._placer.adopt(waiting, replica_key, now_ms)
 
     def prefilled(self, key: Hashable) -> None:
         """The prompt of a placed request is computed. Unknown keys are ignored."""
-        if waiting := self._placer.prefilled(key):
+        if waiting := self._placer.prefilled(key, self._now_ms):
             self._entrance.done(waiting, self._prefill_us(waiting))
 
-    def ended(self, key: Hashable, now_ms: float) -> None:
-        """A placed request runs no more, for whatever reason. Unknown keys are ignored."""
+    def ended(self, key: Hashable, now_ms: float, *, was_cut: bool = False) -> None:
+        """A placed request runs no more. `was_cut`: before all its output was produced. Unknown keys are
+        ignored."""
         placed = self._placer.ended(key)
         # Of one that was adopted nothing was estimated.
-        if placed is not None and placed.is_prefilled and placed.waiting.work_us:
-            self._entrance.done(placed.waiting, placed.waiting.work_us - self._prefill_us(placed.waiting))
+        if placed is not None and placed.prefilled_ms is not None and placed.waiting.work_us:
+            waiting = placed.waiting
+            work_us = waiting.work_us - self._prefill_us(waiting)
+            if was_cut:  # how far it came, the time it had says
+                decode_ms = self._estimate.service_ms(waiting, 0.0)
+                work_us = round(work_us * min(1.0, (now_ms - placed.prefilled_ms) / max(decode_ms, 1.0)))
+            self._entrance.done(waiting, work_us)
 
     def worked(self, replica_key: str, flow: Flow, total_us: int) -> None:
         """Machine time the replica gave to the flow since its start: cumulative, so it may be said twice."""

@@ -29,7 +29,11 @@ class Placed:
     replica: str
     charged_us: int
     is_account: bool
-    is_prefilled: bool = False
+    prefilled_ms: float | None = None  # None: its prompt is not computed
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.prefilled_ms is not None
 
 
 class Placer:
@@ -103,19 +107,19 @@ class Placer:
                     return placement
         return None
 
-    def adopt(self, waiting: Waiting, replica: str) -> None:
+    def adopt(self, waiting: Waiting, replica: str, now_ms: float) -> None:
         """It runs there, its prompt is computed, and nothing is charged for what is over."""
-        self.placed[waiting.key] = Placed(waiting, replica, 0, is_account=False, is_prefilled=True)
+        self.placed[waiting.key] = Placed(waiting, replica, 0, is_account=False, prefilled_ms=now_ms)
         self.rooms.adopt(replica, waiting)
         self.queue(waiting.flow).adopt(waiting)
         self._is_settled = False
 
-    def prefilled(self, key: Hashable) -> Waiting | None:
+    def prefilled(self, key: Hashable, now_ms: float) -> Waiting | None:
         """None: that is known, or nobody knows the request."""
         placed = self.placed.get(key)
         if placed is None or placed.is_prefilled:
             return None
-        placed.is_prefilled = True
+        placed.prefilled_ms = now_ms
         self.rooms.prefilled(placed.replica, placed.waiting)
         self._is_settled = False
         return placed.waiting

@@ -1,6 +1,7 @@
 """One model version's queue: whose turn it is, where it runs, who is refused, dropped or hurried."""
 
 from itertools import pairwise
+from math import exp
 from random import Random
 
 import pytest
@@ -158,6 +159,30 @@ def test_adopted_rows_end_once_and_leave_nothing() -> None:
     assert [waiting.key for waiting in queue.replica_gone("r0")] == [2]
     assert queue.flows() == []
     queue.ended(2, 300)
+
+
+@pytest.mark.parametrize(
+    ("was_cut", "after_ms", "part"), [(False, 40, 1.0), (True, 40, 0.01), (True, 4_000, 1.0)]
+)
+def test_what_was_cut_short_counts_as_far_as_it_came(was_cut: bool, after_ms: float, part: float) -> None:
+    # Given a request whose output is expected to take four seconds, and another that waits
+    done = []
+    for is_ended in (True, False):
+        queue = queue_make(replica_make(rows=0, cost=None, row_limit=1))
+        queue.submit(waiting_make(1, "a", prompt=1, output=100), 0)
+        assert queue.take(0) is not None
+        queue.prefilled(1)
+        queue.submit(waiting_make(2, "b"), 0)
+        queue.replica_update(replica_make(rows=1, cost=None, takes_more=False))
+        queue.tick(1)  # from now on something waits
+        if is_ended:
+            queue.ended(1, after_ms, was_cut=was_cut)
+        queue.tick(5_000)
+        done.append(queue.drain_rate)
+    # Then as much of its work counts as it had time for
+    work_ms = 0.2 * 100
+    factor = 1 - exp(-4_999 / 5_000)
+    assert done[0] - done[1] == pytest.approx(factor * part * work_ms / 4_999, rel=0.05)
 
 
 def test_the_end_of_an_adopted_row_says_nothing_of_how_fast_the_fleet_works() -> None:
