@@ -230,6 +230,7 @@ class WorkerServer:
                 logprobs=columns.logprobs,
                 prompts=columns.prompts,
                 choice_ends=columns.choice_ends,
+                ids=columns.ids,
             )
             self._outboxes.send(gateway, frame, now_ms)
         for row in output.prefilled:

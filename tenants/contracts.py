@@ -66,3 +66,4 @@ class KeyGrant:
     weight: float = 1.0
     accepts_smaller_model: bool = False  # under pressure, instead of a refusal
     accepts_batch: bool = False  # likewise: its requests may become batch jobs
+    continues_streams: bool = False  # another replica goes on with a stream whose replica was lost

@@ -119,7 +119,8 @@ class Engine:
     def prefill(self, row: RowKey, submit: Submit, now_ms: float) -> None:
         """Compute the prompt for another replica: the output of the step that ends it has its blocks. Raises
         Unservable."""
-        request = self._begin(row, submit, now_ms, choices=1, max_tokens=0)
+        whole = msgspec.structs.replace(submit, emitted=0)  # here all of it is prompt
+        request = self._begin(row, whole, now_ms, choices=1, max_tokens=0)
         request.is_export = True
         self._scheduler.submit(request.first)
 
@@ -127,7 +128,7 @@ class Engine:
         if len(submit.prompt) % 4:
             raise Unservable("unservable", "the prompt is not a list of token ids")
         prompt = unpack_ids(submit.prompt)
-        room = self.max_servable_tokens - len(prompt)
+        room = self.max_servable_tokens - len(prompt) + submit.emitted
         problem = submit_problem(submit, prompt, room=room, vocab_size=self._runner.vocab_size)
         if problem is None and row in self._requests:
             problem = "unservable", "the row is already known"

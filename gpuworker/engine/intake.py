@@ -30,6 +30,10 @@ def _problem(submit: Submit, prompt: list[int], vocab_size: int) -> str:
         return f"n is {submit.n}, it must lie in [1, {MAX_CHOICES}]"
     if not WEIGHTS[0] <= submit.weight <= WEIGHTS[1]:
         return f"weight is {submit.weight}, it must lie in [{WEIGHTS[0]:g}, {WEIGHTS[1]:g}]"
+    if submit.emitted and not (0 < submit.emitted < len(prompt) and submit.n == 1 and not submit.echo):
+        return f"{submit.emitted} emitted tokens cannot be gone on from"
+    if 0 < submit.max_tokens <= submit.emitted:
+        return "all its tokens were emitted"
     if submit.grammar is not None and submit.sampling.min_tokens:
         return "min_tokens cannot be combined with a grammar: the grammar decides where the text may end"
     if outside := [token for token in submit.stop_ids if not 0 <= token < vocab_size]:

@@ -14,6 +14,7 @@ from gpuworker.wire.messages import (
     RowKey,
     Submit,
     TokenLogprobs,
+    pack_ids,
 )
 
 
@@ -28,6 +29,7 @@ class GatewayOutput:
         self.ends: list[End] = []
         self.prompts: list[PromptLogprobs] = []
         self.choice_ends: list[ChoiceEnd] = []
+        self._ids: list[bytes] = []
         self._choices: list[int] = []
         self._logprobs: list[list[TokenLogprobs]] = []
 
@@ -41,13 +43,21 @@ class GatewayOutput:
         """Empty when nobody asked."""
         return self._logprobs if any(self._logprobs) else []
 
-    def add(self, sequence: Sequence, count: int, text: str, logprobs: TokenLogprobs | None) -> None:
+    @property
+    def ids(self) -> list[bytes]:
+        """Empty when nobody asked."""
+        return self._ids if any(self._ids) else []
+
+    def add(
+        self, sequence: Sequence, count: int, text: str, logprobs: TokenLogprobs | None, ids: bytes = b""
+    ) -> None:
         self.sids.append(sequence.key.sid)
         self.starts.append(sequence.output_len - count)
         self.counts.append(count)
         self.texts.append(text)
         self._choices.append(sequence.key.choice)
         self._logprobs.append([] if logprobs is None else [logprobs])
+        self._ids.append(ids)
 
     def add_tail(self, sequence: Sequence, text: str) -> None:
         """Joins the row's token of this step, or stands alone."""
@@ -97,8 +107,9 @@ class StepOutput:
         self, request: Request, sequence: Sequence, text: str, logprobs: TokenLogprobs | None
     ) -> None:
         """The sequence's newest token. A choice has at most one per step."""
-        self._gateway(request.row).add(sequence, 1, text, logprobs)
-        if sequence is request.first and sequence.output_len == 1:
+        ids = pack_ids(sequence.token_ids[-1:]) if request.submit.wants_ids else b""
+        self._gateway(request.row).add(sequence, 1, text, logprobs, ids)
+        if sequence is request.first and sequence.output_len == sequence.emitted + 1:
             self.prefilled.append(request.row)
         if sequence.output_len % CHECKPOINT_TOKENS == 0:
             self.add_checkpoint(request)

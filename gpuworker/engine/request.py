@@ -60,7 +60,7 @@ class Request:
 
     @property
     def cached_tokens(self) -> int:
-        return self.first.cached_tokens
+        return min(self.first.cached_tokens, self.first.prompt_len)
 
     @property
     def output_tokens(self) -> int:

@@ -31,6 +31,7 @@ class Sequence:
         "charged",
         "computed_elsewhere",
         "deadline_ms",
+        "emitted",
         "first_token_ms",
         "flow",
         "held",
@@ -80,7 +81,9 @@ class Sequence:
         )
         self.parent = parent  # choice 0 of the same request: its prompt's KV is shared
         self.token_ids: list[int] = unpack_ids(submit.prompt) if parent is None else parent.prompt
-        self.prompt_len = len(self.token_ids)
+        # What another replica gave of the output is computed with the prompt, and is output all the same.
+        self.emitted = submit.emitted
+        self.prompt_len = len(self.token_ids) - (0 if parent else submit.emitted)
         self.max_tokens = max_tokens
         self.stop_ids = stop_ids
         self.status = Status.WAITING

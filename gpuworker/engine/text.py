@@ -35,9 +35,11 @@ class TextStage:
         """`on_ready`: a grammar of this request can be taken; called on another thread."""
         submit = request.submit
         for sequence in request.sequences:
-            self._detokenizers[sequence.key] = Detokenizer(
-                self._tokenizer, sequence.prompt, submit.stop, echo=submit.echo
-            )
+            detokenizer = Detokenizer(self._tokenizer, sequence.prompt, submit.stop, echo=submit.echo)
+            for position, token in enumerate(sequence.token_ids[sequence.prompt_len :], start=1):
+                # Another replica gave these, and their text was shown as far as it could be.
+                detokenizer.push(token, may_stop=position >= sequence.sampling.min_tokens)
+            self._detokenizers[sequence.key] = detokenizer
             sequence.waits_for_grammar = submit.grammar is not None
         if submit.grammar is not None:
             self._compiling[request.row] = request
@@ -53,11 +55,20 @@ class TextStage:
             if isinstance(result, GrammarError):
                 refused.append((request.row, str(result)))
                 continue
-            for sequence in request.sequences:
-                self._grammars[sequence.key] = result.copy()
-                self._masks[sequence.key] = result.mask()
-                sequence.waits_for_grammar = False
+            try:
+                for sequence in request.sequences:
+                    self._follow_from(sequence, result.copy())
+            except GrammarError as error:
+                refused.append((request.row, str(error)))
         return refused
+
+    def _follow_from(self, sequence: Sequence, state: GrammarState) -> None:
+        """It may run, after what another replica gave of it. Raises GrammarError."""
+        for token in sequence.token_ids[sequence.prompt_len :]:
+            state.accept(token)
+        self._masks[sequence.key] = state.mask()
+        self._grammars[sequence.key] = state
+        sequence.waits_for_grammar = False
 
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
         """By slot, of rows that sample under a grammar."""

@@ -29,7 +29,8 @@ class Submitting:
         request = request_make(row, submit, self._limits, now_ms)
         request.waiting = waiting_make(request, submit, version.cached_tokens(submit))
         gateway.rows[row] = request
-        if refusal := version.queue.submit(request.waiting, now_ms):
+        enter = version.queue.readmit if submit.moves else version.queue.submit
+        if refusal := enter(request.waiting, now_ms):
             self._answers.refused(request, refusal)
             return None
         return version

@@ -105,6 +105,9 @@ class Metrics:
         self.slow_readers_cut = self._counter("slow_readers_cut", "Streams ended because nobody read them")
         self.gaps = self._counter("stream_gaps", "Streams ended because token frames were missing")
         self.stray_rows = self._counter("stray_rows", "Rows in token frames that nobody here waits for")
+        self.failovers = self._counters(
+            "failovers", "Streams that went to another replica: restarted, or continued after tokens", "kind"
+        )
         self.settle_timeouts = self._counter(
             "settle_timeouts", "Cancelled rows without a final count in time"
         )

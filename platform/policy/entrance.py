@@ -46,7 +46,7 @@ class Entrance:
 
     def refusal(self, waiting: Waiting, first_token_ms: float, now_ms: float) -> Refusal | None:
         """None: it may wait. `first_token_ms`: from its start to its first token."""
-        if refusal := self._unservable(waiting):
+        if refusal := self.unservable(waiting):
             return refusal
         queue = self._placer.queue(waiting.flow)
         if waiting.flow.klass == BATCH:
@@ -65,6 +65,14 @@ class Entrance:
         if refusal is None and booking is not None:
             admission.bookings.redeem(waiting.flow, booking)
         return refusal
+
+    def unservable(self, waiting: Waiting) -> Refusal | None:
+        """It is longer than any replica can hold."""
+        most = self._rooms.most_tokens
+        if not len(self._rooms) or waiting.prompt_tokens + 1 <= most:
+            return None
+        message = "the prompt is longer than any replica can hold"
+        return Refusal("unservable", message, 0, waiting.prompt_tokens + 1, most, "replica_tokens")
 
     def started(self, waiting: Waiting, now_ms: float) -> None:
         if waiting.flow.klass != BATCH:
@@ -91,13 +99,6 @@ class Entrance:
         return self.guards.tick(self._placer.interactive, self.drain, now_ms)
 
     # -- inside -------------------------------------------------------------------------------------------
-
-    def _unservable(self, waiting: Waiting) -> Refusal | None:
-        most = self._rooms.most_tokens
-        if not len(self._rooms) or waiting.prompt_tokens + 1 <= most:
-            return None
-        message = "the prompt is longer than any replica can hold"
-        return Refusal("unservable", message, 0, waiting.prompt_tokens + 1, most, "replica_tokens")
 
     def _refuse_batch(self, queue: FairQueue, waiting: Waiting, now_ms: float) -> Refusal | None:
         """Batch waits as long as its deadline allows."""

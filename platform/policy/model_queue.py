@@ -65,17 +65,24 @@ class ModelQueue:
         """None: it waits. A refusal changes nothing. Raises ValueError for a key that is here already."""
         self._check_new(waiting)
         self._now_ms = now_ms
-        waiting.work_us = self._prefill_us(waiting) + round(1000 * self._estimate.decode_ms(waiting))
+        waiting.work_us = self._work_us(waiting)
         if refusal := self._entrance.refusal(waiting, self._prefill_ms(waiting), now_ms):
             return refusal
-        self._sequence += 1
-        waiting.sequence = self._sequence
-        self._enter(waiting)
-        self._queue(waiting).arrive(waiting, deadline_ms=waiting.deadline_ms - now_ms)
+        self._arrive(waiting, now_ms)
+        return None
+
+    def readmit(self, waiting: Waiting, now_ms: float) -> Refusal | None:
+        """A request that was let in before and whose replica was lost: it waits by its age, unless no replica
+        can hold it. Raises ValueError for a key that is here already."""
+        self._check_new(waiting)
+        self._now_ms = now_ms
+        if refusal := self._entrance.unservable(waiting):
+            return refusal
+        self._arrive(waiting, now_ms)
         return None
 
     def requeue(self, waiting: Waiting, now_ms: float) -> None:
-        """A replica refused it, or was lost: back to its old place."""
+        """A replica refused it: back to its old place."""
         self._now_ms = now_ms
         self._placer.undone(waiting.key)
         self._enter(waiting)
@@ -171,7 +178,8 @@ class ModelQueue:
         self._placer.replica_update(replica)
 
     def replica_gone(self, key: str) -> list[Waiting]:
-        """What was placed there; nothing more is known of it. Unknown keys are ignored."""
+        """What was placed there; nothing more is known of it. Prompts that it had not computed are charged to
+        nobody. Unknown keys are ignored."""
         if key not in self._placer.rooms:
             return []
         self._most_tokens_fell = True
@@ -249,6 +257,15 @@ class ModelQueue:
 
     def _all_states(self) -> list[FlowState]:
         return [state for klass in CLASSES for state in self._states(klass)]
+
+    def _arrive(self, waiting: Waiting, now_ms: float) -> None:
+        self._sequence += 1
+        waiting.sequence, waiting.work_us = self._sequence, self._work_us(waiting)
+        self._enter(waiting)
+        self._queue(waiting).arrive(waiting, deadline_ms=waiting.deadline_ms - now_ms)
+
+    def _work_us(self, waiting: Waiting) -> int:
+        return self._prefill_us(waiting) + round(1000 * self._estimate.decode_ms(waiting))
 
     def _prefill_us(self, waiting: Waiting) -> int:
         """Machine time of its prompt."""

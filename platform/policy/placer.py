@@ -73,13 +73,13 @@ class Placer:
             self._is_settled = False
 
     def replica_gone(self, key: str) -> list[Waiting]:
-        """What was placed there."""
-        lost = [placed.waiting for placed in self.placed.values() if placed.replica == key]
-        for waiting in lost:
-            self.ended(waiting.key)
+        """What was placed there. Prompts that it had not computed are charged to nobody."""
+        lost = [placed for placed in self.placed.values() if placed.replica == key]
+        for placed in lost:
+            (self.ended if placed.is_prefilled else self.undone)(placed.waiting.key)
         self.rooms.gone(key)
         self._machine_time.gone(key)
-        return lost
+        return [placed.waiting for placed in lost]
 
     # -- requests -----------------------------------------------------------------------------------------
 

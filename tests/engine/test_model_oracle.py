@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -207,6 +208,22 @@ def test_a_seed_gives_the_same_ids_after_a_preemption(case: Case, recovery: Reco
     stats = engine.stats()
     assert stats.preemptions > 0
     assert stats.swaps == (stats.preemptions if recovery == "swap" else 0)
+
+
+@pytest.mark.parametrize("cut", [1, 33, TOKENS - 1])
+def test_a_seed_goes_on_with_the_same_ids_where_another_engine_was_lost(case: Case, cut: int) -> None:
+    prompt = case.prompts[1]
+    alone, _ = sample_42(case, prompt)
+    # Given what one engine gave before it was lost
+    recording = RecordingRunner(case.runner)
+    engine = case.engine(recording, blocks=BLOCKS)
+    submit = submit_make(1, prompt + alone[:cut], max_tokens=TOKENS, sampling=SEED_42, ignore_eos=True)
+    # When another one goes on
+    engine.submit(key(1), replace(submit, emitted=cut), 0)
+    while engine.has_work():
+        engine.step(ManualClock())
+    # Then it gives the rest
+    assert recording.ids(key(1)) == alone[cut:]
 
 
 RESTARTED = """

@@ -24,6 +24,7 @@ from gpuworker.wire.messages import (
     WorkerDown,
     WorkerUp,
     new_incarnation,
+    pack_ids,
     unpack_ids,
 )
 
@@ -48,7 +49,9 @@ def end(
     )
 
 
-def frame(*rows: tuple[int, int, int, str], ends: tuple[End, ...] = ()) -> Frame:
+def frame(
+    *rows: tuple[int, int, int, str], ends: tuple[End, ...] = (), ids: tuple[list[int], ...] = ()
+) -> Frame:
     """`rows`: sid, start, count, text."""
     return Frame(
         step=1,
@@ -57,6 +60,7 @@ def frame(*rows: tuple[int, int, int, str], ends: tuple[End, ...] = ()) -> Frame
         counts=[row[2] for row in rows],
         texts=[row[3] for row in rows],
         ends=list(ends),
+        ids=[pack_ids(list(row)) for row in ids],
     )
 
 
@@ -159,9 +163,11 @@ class WorkerPeer(Peer):
             prompt, output = self.counts.pop(cancel.sid)
             self.send(frame(ends=(end(cancel.sid, cancel.reason, prompt=prompt, output=output),)))
 
-    def emit(self, sid: int, start: int, count: int, text: str, *, prompt: int = 7) -> None:
+    def emit(
+        self, sid: int, start: int, count: int, text: str, *, prompt: int = 7, ids: list[int] | None = None
+    ) -> None:
         self.counts[sid] = (prompt, start + count)
-        self.send(frame((sid, start, count, text)))
+        self.send(frame((sid, start, count, text), ids=() if ids is None else (ids,)))
 
     def finish(self, sid: int, reason: str, *, prompt: int = 7, output: int, message: str = "") -> None:
         self.counts.pop(sid, None)

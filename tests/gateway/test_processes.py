@@ -178,10 +178,12 @@ async def test_worker_killed_under_load(stack: Stack) -> None:
         running = [asyncio.create_task(one()) for _ in range(16)]
         await stream_started.wait()
         stack.worker.send_signal(signal.SIGKILL)
-        outcomes = await asyncio.wait_for(asyncio.gather(*running), 10)
-        assert outcomes == ["replica_lost"] * 16
         await stack.worker.wait()
         await stack.worker_start()
+        outcomes = await asyncio.wait_for(asyncio.gather(*running), 20)
+        # Those that had begun end, and those that had not run on the next one.
+        assert set(outcomes) <= {"replica_lost", "ended"}
+        assert "replica_lost" in outcomes
         answer = await client.completions.create(model=MODEL, prompt="again", max_tokens=5)
     assert answer.choices[0].text == "again"
     await stack.gateway.idle()

@@ -30,7 +30,7 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class Submit(Message, frozen=True):
     sid: int
     request_id: str  # UUIDv7
-    attempt: int  # from 1; each has a sid of its own
+    attempt: int  # of its idempotency key, from 1: what bills
     tenant: str  # UUID of the tenant, from the API key
     model: str
     digest: str  # weights this request must run on
@@ -51,7 +51,8 @@ class Submit(Message, frozen=True):
     cache_salt: str = ""  # narrows the sharing of cached prefixes within the tenant
     expected_tokens: int = 0  # output of all choices, as learned from this tenant; 0: nothing was
     retries: int = -1  # how often its client says it was tried before; -1: it does not say
-    emitted: int = 0  # so many ids at the end of `prompt` are output of an attempt whose replica was lost
+    moves: int = 0  # replicas that it was lost with; each submission has a sid of its own
+    emitted: int = 0  # so many ids at the end of `prompt` are output that a lost replica gave
     wants_ids: bool = False  # its frames carry the ids of its tokens, so that another replica can go on
     route_revision: int = 0  # of the model's route, as the gateway read it when it admitted the request
 

@@ -34,6 +34,8 @@ def usage_of(job: Job, stream: Stream, gateway_incarnation: str, unix_ms: int) -
         outcome = "error"  # another prompt of the same answer failed: this one is not given out either
     if end is not None:
         prompt, cached, output = end.prompt_tokens, end.cached_tokens, end.output_tokens
+        if submit.emitted:  # it may not have begun where it was to go on
+            prompt = stream.prompt_tokens
     elif stream.has_begun:
         prompt, cached, output = stream.prompt_tokens, 0, stream.output_tokens
     else:

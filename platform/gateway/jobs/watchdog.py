@@ -62,8 +62,7 @@ class Watchdog:
         if stream.worker:
             is_reachable = upstream.replicas.is_ready(stream.worker)
             if not is_reachable and now - stream.placed_at > limits.worker_unreachable_s:
-                upstream.cancel(stream, "error")
-                upstream.replicas.lost(stream, "the replica was lost: no connection to it")
+                upstream.replicas.unreachable(stream)
         elif upstream.dispatcher_lost_at and now - upstream.dispatcher_lost_at > limits.dispatcher_grace_s:
             stream.ended_code = "no_dispatcher"
             stream.owner.fail(upstream.dispatcher_away())

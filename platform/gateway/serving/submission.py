@@ -202,9 +202,17 @@ def _submit_message(
         cache_salt=generation.cache_salt,
         weight=grant.weight,
         retries=_retries_of(prepared.call.headers),
+        wants_ids=_may_continue(generation, grant),
         expected_tokens=generation.n
         * gateway.quotas.expected_tokens(grant.tenant_id, route.slug, prepared.max_tokens[index]),
     )
+
+
+def _may_continue(generation: Generation, grant: KeyGrant) -> bool:
+    """Whether another replica may go on after tokens that one gave before it was lost. Of a stream only where
+    its tenant wants that: what follows may differ from what the lost one would have written."""
+    is_simple = generation.n == 1 and not generation.echo and generation.sampling.prompt_logprobs < 0
+    return is_simple and (not generation.stream or grant.continues_streams)
 
 
 def _start_ms(gateway: Gateway, prepared: Prepared, prompt_tokens: int, deadline_ms: int) -> int:

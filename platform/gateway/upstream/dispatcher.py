@@ -8,6 +8,7 @@ import msgspec
 from gateway.errors import ApiError, LimitDetail, overloaded
 from gateway.metrics import Metrics
 from gateway.settings import Settings
+from gateway.upstream.failover import Failover
 from gateway.upstream.link import Link
 from gateway.upstream.pressure import PressureBoard
 from gateway.upstream.replicas import Replicas
@@ -58,7 +59,8 @@ class Upstream:
             on_lost=self._lost,
             silence_s=DISPATCHER_SILENCE_S,
         )
-        self.replicas = Replicas(hello, self.streams, metrics, self.dispatcher.send)
+        failover = Failover(self.streams, self.sid_next, self.dispatcher.send, metrics)
+        self.replicas = Replicas(hello, self.streams, metrics, self.dispatcher.send, failover)
 
     async def run(self) -> None:
         """Until cancelled; then every connection is closed."""

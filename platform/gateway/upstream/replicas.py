@@ -13,6 +13,7 @@ from itertools import repeat
 
 from gateway.errors import ApiError
 from gateway.metrics import Metrics
+from gateway.upstream.failover import Failover
 from gateway.upstream.link import Link
 from gateway.upstream.stream import Stream
 from gpuworker.wire.messages import (
@@ -56,11 +57,13 @@ class Replicas:
         streams: dict[int, Stream],
         metrics: Metrics,
         dispatcher_tell: Callable[[AnyMessage], bool],
+        failover: Failover,
     ) -> None:
         self._hello = hello
         self._streams = streams
         self._metrics = metrics
         self._dispatcher_tell = dispatcher_tell
+        self._failover = failover
         self._replicas: dict[str, Replica] = {}  # by incarnation
 
     def close(self) -> None:
@@ -82,9 +85,15 @@ class Replicas:
         if replica := self._replicas.get(incarnation):
             replica.link.send(message)
 
-    def lost(self, stream: Stream, message: str) -> None:
-        """Nothing more will come for this stream. The client reads the message: no inner causes."""
-        if stream.is_settled:
+    def unreachable(self, stream: Stream) -> None:
+        """The dispatcher placed it where this gateway gets no connection."""
+        sid = stream.sid
+        self._lost(stream, "the replica was lost: no connection to it")
+        self._dispatcher_tell(Cancel(sid=sid, reason="error"))
+
+    def _lost(self, stream: Stream, message: str) -> None:
+        """Its replica produces nothing more for it. The client reads the message: no inner causes."""
+        if stream.is_settled or self._failover.move(stream):
             return
         stream.ended_code = "replica_lost"
         stream.owner.fail(ApiError("replica_lost", message, retry_after_ms=1_000))
@@ -144,10 +153,12 @@ class Replicas:
             self._dispatcher_tell(Cancel(sid=sid, reason="error"))
 
     def _streams_end(self, incarnation: str, message: str) -> list[int]:
+        """Their numbers there."""
         lost = [s for s in self._streams.values() if s.worker == incarnation and not s.is_settled]
+        sids = [stream.sid for stream in lost]
         for stream in lost:
-            self.lost(stream, message)
-        return [stream.sid for stream in lost]
+            self._lost(stream, message)
+        return sids
 
     # -- token frames -------------------------------------------------------------------------------------
 
@@ -158,6 +169,7 @@ class Replicas:
         streams, observe = self._streams, self._metrics.inter_token.observe
         choices = message.choices or repeat(0)
         logprobs = message.logprobs or repeat(_NO_LOGPROBS)
+        packed = message.ids or repeat(b"")
         for prompt in message.prompts:  # they come before the first tokens
             stream = streams.get(prompt.sid)
             if stream is not None and self._is_bound(stream, up):
@@ -165,16 +177,18 @@ class Replicas:
                     stream.append_prompt(prompt)
                 except Exception as error:
                     _defect(stream, error)
-        for sid, choice, start, count, text, tokens in zip(  # noqa: B905 - endless ones may stand for empty columns
-            message.sids, choices, message.starts, message.counts, message.texts, logprobs
+        for sid, choice, start, count, text, tokens, ids in zip(  # noqa: B905 - endless ones may stand for empty columns
+            message.sids, choices, message.starts, message.counts, message.texts, logprobs, packed
         ):
             stream = streams.get(sid)
             if stream is None or not self._is_bound(stream, up):
                 self._stray(up, sid, message.ends)
                 continue
             before = stream.last_token_at
+            if stream.is_paused and not stream.is_heard:  # its client fell behind before it ran here
+                self.tell(up.incarnation, Pause(sid=sid))
             try:
-                is_next = stream.append(choice, start, count, text, tokens)
+                is_next = stream.append(choice, start, count, text, tokens, ids)
             except Exception as error:
                 _defect(stream, error)
                 continue
@@ -186,8 +200,6 @@ class Replicas:
                     observe((now - before) / count, count)
                 else:
                     stream.begin(now)
-                    if stream.is_paused:  # its client fell behind before it was placed
-                        self.tell(up.incarnation, Pause(sid=sid))
         for choice_end in message.choice_ends:
             stream = streams.get(choice_end.sid)
             if stream is not None and self._is_bound(stream, up):

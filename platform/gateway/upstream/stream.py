@@ -33,6 +33,7 @@ class Stream:
     """Times are monotonic seconds. `prompt` is the number of its prompt, `n` its choices."""
 
     __slots__ = (
+        "_ids",
         "_sink",
         "cancel_reason",
         "cancelled_at",
@@ -82,6 +83,8 @@ class Stream:
         self.worker = ""  # incarnation
         self.worker_id = ""
         self.received = [0] * submit.n  # output tokens of each choice
+        # Packed ids of all that was received; None: not wanted, or not whole.
+        self._ids: bytearray | None = bytearray() if submit.wants_ids else None
         self.choice_ends: dict[int, ChoiceEnd] = {}
         self.is_heard = False  # by a replica: no other one may write into it
         self.cancel_reason = ""
@@ -92,9 +95,11 @@ class Stream:
         self.is_settled = False
 
     def begin(self, now: float) -> None:
-        """Its first token came: it is not submitted again, so its prompt is not needed any more."""
+        """Its first token came. Without their ids it is not submitted again, and its prompt is not needed any
+        more."""
         self.first_token_at = now
-        self.submit = msgspec.structs.replace(self.submit, prompt=b"")
+        if self._ids is None:
+            self.submit = msgspec.structs.replace(self.submit, prompt=b"")
 
     @property
     def request_id(self) -> str:
@@ -114,7 +119,13 @@ class Stream:
         return self.is_settled or self.end is not None or bool(self.ended_code)
 
     def append(
-        self, choice: int, start: int, count: int, text: str, logprobs: list[TokenLogprobs] = _NO_LOGPROBS
+        self,
+        choice: int,
+        start: int,
+        count: int,
+        text: str,
+        logprobs: list[TokenLogprobs] = _NO_LOGPROBS,
+        ids: bytes = b"",
     ) -> bool:
         """One entry of a token frame. False when tokens are missing before it."""
         received = self.received
@@ -122,6 +133,8 @@ class Stream:
             return False
         received[choice] = start + count
         self.is_heard = True
+        if self._ids is not None:
+            self._ids += ids
         if (text or logprobs) and not self.cancel_reason:
             self._sink.row(Row(self.first_choice + choice, count, text, logprobs))
         return True
@@ -134,6 +147,31 @@ class Stream:
     def choice_end(self, choice: int, reason: str, output_tokens: int, stopped_by: str | int | None) -> None:
         number = self.first_choice + choice
         self.choice_ends[choice] = ChoiceEnd(number, reason, output_tokens, stopped_by)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another replica can go on where this one was: nothing came of it, or the ids of all did."""
+        if not self.is_heard and not self.has_begun:
+            return True
+        if self._ids is None or not 0 < self.output_tokens < self.submit.max_tokens:
+            return False
+        return len(self._ids) == _BYTES_PER_ID * self.output_tokens
+
+    def move(self, sid: int, now: float) -> None:
+        """To be submitted again, under that number: no replica has it any more."""
+        submit, ids = self.resubmit(now), self._ids or b""
+        emitted = len(ids) // _BYTES_PER_ID
+        prompt = submit.prompt[: self.prompt_tokens * _BYTES_PER_ID] + ids
+        self.submit = msgspec.structs.replace(
+            submit,
+            sid=sid,
+            moves=submit.moves + 1,
+            prompt=bytes(prompt),
+            emitted=emitted,
+            start_ms=0 if emitted else submit.start_ms,
+        )
+        self.sid, self.worker, self.worker_id = sid, "", ""
+        self.placed_at, self.is_heard = 0.0, False
 
     def resubmit(self, now: float) -> Submit:
         """The same for a dispatcher that may not know it, with its age."""

@@ -1,0 +1,57 @@
+"""Streams whose replica was lost go on with another one, where nobody could be shown anything twice.
+
+The gateway decides, since it alone knows what arrived: it submits the request again under another number, so
+that whatever still comes for the old one is a stray. One without tokens begins anew, with its age. One with
+tokens goes on after them, if its tenant wants that and their ids are known: the next replica computes them as
+part of the prompt.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from gateway.metrics import Metrics
+from gateway.upstream.stream import Stream
+from gpuworker.wire.messages import AnyMessage
+
+MOVES_MOST = 2  # replicas that a request may be lost with, and still be tried again
+
+logger = logging.getLogger(__name__)
+
+
+class Failover:
+    """`streams` is the upstream's table, `sid_next` a number that was never used, `dispatcher_tell` sends to
+    the dispatcher, if there is one: without one the request is submitted when it is back."""
+
+    def __init__(
+        self,
+        streams: dict[int, Stream],
+        sid_next: Callable[[], int],
+        dispatcher_tell: Callable[[AnyMessage], bool],
+        metrics: Metrics,
+    ) -> None:
+        self._streams = streams
+        self._sid_next = sid_next
+        self._dispatcher_tell = dispatcher_tell
+        self._metrics = metrics
+
+    def move(self, stream: Stream) -> bool:
+        """False: it must end, and nothing was changed."""
+        now = time.monotonic()
+        if stream.cancel_reason or now >= stream.deadline_at or stream.submit.moves >= MOVES_MOST:
+            return False
+        if not stream.may_move:
+            return False
+        del self._streams[stream.sid]
+        stream.move(self._sid_next(), now)
+        self._streams[stream.sid] = stream
+        kind = "continued" if stream.submit.emitted else "restarted"
+        self._metrics.failovers.labels(kind).inc()
+        logger.warning(
+            "request %s: its replica was lost, it is %s after %d tokens",
+            stream.request_id,
+            kind,
+            stream.submit.emitted,
+        )
+        self._dispatcher_tell(stream.submit)
+        return True
