@@ -48,7 +48,7 @@ class TenantAdmin(ServiceAdmin):
             return ("slug", "name", "zero_retention", "max_output_tokens")
         return (
             *("id", "slug", "name", "status", "zero_retention", "max_output_tokens"),
-            *("weight", "accepts_smaller_model", "accepts_batch", "created_at"),
+            *("continues_streams", "weight", "accepts_smaller_model", "accepts_batch", "created_at"),
         )
 
     def save_model(
@@ -73,7 +73,7 @@ class TenantAdmin(ServiceAdmin):
 
     @admin.action(description="Change settings of selected tenants", permissions=["manage"])
     def settings(self, request: HttpRequest, queryset: QuerySet[Tenant]) -> HttpResponse | None:
-        names = ("zero_retention", "max_output_tokens")
+        names = ("zero_retention", "max_output_tokens", "continues_streams")
         first = queryset.values(*names).first()
         answer = answer_ask(
             self, request, queryset, TenantSettingsForm, action="settings", title="Set", initial=first

@@ -54,6 +54,9 @@ class CountField(forms.IntegerField):
 class TenantSettingsForm(forms.Form):
     zero_retention = forms.BooleanField(required=False, help_text="Keep no answer, not even for a replay.")
     max_output_tokens = CountField("Of one request. Empty: no bound.")
+    continues_streams = forms.BooleanField(
+        required=False, help_text="Where a replica is lost, another one goes on with its streams."
+    )
 
 
 class TenantWeightForm(forms.Form):

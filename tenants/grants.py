@@ -20,7 +20,8 @@ SNAPSHOT_CHANNEL = "sluice_snapshot"  # NOTIFY channel; the payload is the name 
 _LIVE_KEYS = """
     SELECT k.id, k.public_id, k.digest, k.tenant_id, t.name, k.scopes, k.allowed_models, k.expires_at,
            k.max_open_requests, t.zero_retention, t.max_output_tokens,
-           t.weight::float8 AS weight, t.accepts_smaller_model, t.accepts_batch
+           t.weight::float8 AS weight, t.accepts_smaller_model, t.accepts_batch,
+           t.continues_streams
     FROM tenants_apikey k JOIN tenants_tenant t ON t.id = k.tenant_id
     WHERE t.status = 'active' AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > now())
 """
@@ -72,6 +73,7 @@ async def grants_load(conn: psycopg.AsyncConnection[Any], master_keys: Sequence[
             weight=row["weight"],
             accepts_smaller_model=row["accepts_smaller_model"],
             accepts_batch=row["accepts_batch"],
+            continues_streams=row["continues_streams"],
         )
         for row in rows
         if row["tenant_id"] in data_keys

@@ -60,6 +60,10 @@ class Tenant(TenantModel):
     accepts_batch = models.BooleanField(
         default=False, help_text="Under pressure, turned into a batch job instead of refused."
     )
+    continues_streams = models.BooleanField(
+        default=False,
+        help_text="Where a replica is lost, another one goes on with its streams instead of an error.",
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -80,10 +80,19 @@ def tenant_create(
 
 
 def tenant_settings_set(
-    *, tenant_id: UUID, zero_retention: bool, max_output_tokens: int | None, actor: str
+    *,
+    tenant_id: UUID,
+    zero_retention: bool,
+    max_output_tokens: int | None,
+    continues_streams: bool,
+    actor: str,
 ) -> Tenant:
     """The gateways hear of it at the commit. Raises TenantUnknown, TenantClosed, ValidationError."""
-    after = {"zero_retention": zero_retention, "max_output_tokens": max_output_tokens}
+    after: dict[str, Value] = {
+        "zero_retention": zero_retention,
+        "max_output_tokens": max_output_tokens,
+        "continues_streams": continues_streams,
+    }
     return tenant_fields_set(tenant_id=tenant_id, after=after, action="tenant.settings", actor=actor)
 
 

@@ -75,6 +75,9 @@ class Sink(Protocol):
 
     def prompt_row(self, row: PromptRow) -> None: ...
 
+    def continued(self, number: int) -> None:
+        """The replica was lost; the `number`-th goes on, with what may be other words than the lost one's."""
+
     def finished(self, finished: Finished) -> None: ...
 
     def failed(self, error: ApiError) -> None: ...

@@ -10,6 +10,12 @@ HEADERS: list[tuple[bytes, bytes]] = [
 PING = b": ping\n"  # one newline only: a blank line would dispatch an empty event in some clients
 DONE = b"[DONE]"
 
+
+def continued(number: int) -> bytes:
+    """A comment, so that no client stumbles: the `number`-th replica goes on with this stream."""
+    return b": resumed attempt=%d\n" % number
+
+
 # Legal in JSON strings, but clients that split with str.splitlines() take them for line ends.
 _LINE_ENDS = (
     (b"\xc2\x85", b"\\u0085"),

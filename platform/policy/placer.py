@@ -18,6 +18,7 @@ from policy.rooms import Rooms
 from policy.waiting import Placement, Waiting
 from policy.work import WorkEstimate
 
+DIVIDE_MS_PER_FLOW = 0.5  # between two divisions, which take a hundredth of that
 BATCH_TO_FLOOR, OVER_TO_GUARANTEED = 1, 2  # levels of degradation that are done here
 
 
@@ -95,10 +96,14 @@ class Placer:
                 self._first_forget(queue)
 
     def take(self, now_ms: float) -> Placement | None:
-        if self._is_settled or not self.rooms.has_room(SHARE):
+        if self._is_settled:
             return None
-        if now_ms - self._divided_ms >= self._settings.shares_ms:
+        # First of all: who comes to a fleet that one flow has filled finds no room until that one yields.
+        flows = len(self.interactive.flows) + len(self.batch.flows)
+        if now_ms - self._divided_ms >= min(self._settings.shares_ms, DIVIDE_MS_PER_FLOW * flows):
             self.divide(now_ms)
+        if not self.rooms.has_room(SHARE):
+            return None
         while not self._is_settled:  # once more where room that was kept is free now
             self._is_settled = True
             for queue, lane in self._precedence():

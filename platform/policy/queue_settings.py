@@ -13,7 +13,7 @@ class QueueSettings:
     window_tokens: int = PREFILL_WINDOW_TOKENS  # a replica with so many prompt tokens to compute gets no more
     over_part: float = 0.8  # of its max-min share, and of a replica's rows, that an over-share flow may hold
     hold_ms: float = 500  # a replica is kept for who is next and found no room on any for so long
-    shares_ms: float = 50  # between two divisions of the fleet's rows
+    shares_ms: float = 50  # between two divisions of the fleet's rows, at most
     # -- turns
     batch_part: float = 0.1  # of machine time that batch gets while it wants some
     urgent_weight: float = 0.25  # of batch whose deadline is near, as a part of its weight

@@ -105,8 +105,10 @@ def test_a_noisy_tenant_does_not_make_the_others_wait(seed: int) -> None:
     assert max(waits_ms) <= 4 * NETWORK_MS + LONGEST_STEP_MS
     assert fleet.waiting("noisy") > 200, "the noise is over"
     assert fleet.served_ms()["noisy"] > 40_000, "the others leave most of the fleet to it"
+    fleet.ask("somebody else", 2)  # one row at least runs for a moment
+    fleet.run(200)
     for worker in fleet.world.workers.values():
-        assert worker.over == [("noisy", INTERACTIVE)]
+        assert ("noisy", INTERACTIVE) in worker.over
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -51,22 +51,23 @@ async def test_a_worker_killed_under_load_is_replaced_and_no_stream_ends_silentl
     await eventually(lambda: sum(w["running"] for w in fleet(stack.redis_url)["workers"]) >= 8, 20)
     await asyncio.sleep(0.5)
     os.kill(stack.demo["pids"]["worker-0"], signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         endings = await asyncio.gather(*streams)
-    assert {how for how, _ in endings} <= {"event replica_lost", "status 503 replica_lost"}, endings
+    # What had begun ends, what had not runs on the worker that is started in its place.
+    assert {how for how, _ in endings} <= {"event replica_lost", "finished"}, endings
     assert any(how == "event replica_lost" for how, _ in endings)
 
     async with _client(stack, timeout=60) as later:
         answer = await later.completions.create(model=model, prompt="One, two,", max_tokens=5)
     assert answer.usage is not None
-    begun = [request_id.removeprefix("cmpl-") for _, request_id in endings if request_id]
+    lost = [request_id.removeprefix("cmpl-") for how, request_id in endings if how == "event replica_lost"]
 
     def outcomes() -> list[str]:
         with psycopg.connect(stack.operator_url) as connection:
             found = connection.execute(
-                "SELECT outcome FROM billing_usageevent WHERE request_id = ANY(%s::uuid[])", (begun,)
+                "SELECT outcome FROM billing_usageevent WHERE request_id = ANY(%s::uuid[])", (lost,)
             ).fetchall()
-        return [row[0] for row in found] if len(found) == len(begun) else []
+        return [row[0] for row in found] if len(found) == len(lost) else []
 
     assert set(await eventually(outcomes, 20, "a usage row for every stream")) == {"replica_lost"}
     await client.close()

@@ -139,13 +139,15 @@ async def gateway_started(
         dispatcher = Dispatcher(socket_address(folder, "d"))
         worker = WorkerPeer("worker-0", socket_address(folder, "w"), digest)
         pepper = os.environ["SLUICE_KEY_PEPPER"]
-        keys = {name: key_generate() for name in ("full", "narrow", "scopeless", "expired", "unknown")}
+        names = ("full", "narrow", "scopeless", "expired", "continuing", "unknown")
+        keys = {name: key_generate() for name in names}
         document: dict[str, Any] = {
             "keys": [
                 {"key": keys["full"], **(full_key or {})},
                 {"key": keys["narrow"], "models": ["other"]},
                 {"key": keys["scopeless"], "scopes": []},
                 {"key": keys["expired"], "expires_at": "2026-01-01T00:00:00+00:00"},
+                {"key": keys["continuing"], "continues_streams": True},
             ],
             "routes": {MODEL: digest, "other": digest, "org/third": digest},
             "context_tokens": CONTEXT_TOKENS,

@@ -48,6 +48,7 @@ def snapshot_make(pepper: bytes, document: dict[str, Any]) -> Snapshot:
             max_open_requests=entry.get("max_open_requests"),
             quotas=tuple(QuotaLimit(**quota) for quota in entry.get("quotas", [])),
             accepts_smaller_model=entry.get("accepts_smaller_model", False),
+            continues_streams=entry.get("continues_streams", False),
         )
     routes = {
         slug: ModelRoute(

@@ -4,12 +4,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
 
 from gateway.upstream.failover import MOVES_MOST
 from gpuworker.wire.messages import Submit, WorkerDown, unpack_ids
 from tests.gateway.harness import MODEL, GatewayProcess
 from tests.gateway.peers import WAIT_S, WorkerPeer, socket_address
 from tests.gateway.raw import Response
+from tests.gateway.sockets import socket_open
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -125,6 +127,72 @@ async def test_it_goes_on_twice_and_ends_in_the_queue_with_what_it_used(gateway:
     await gateway.idle()
     record = gateway.usage_of(submit.request_id)
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("cancelled", len(prompt), 2)
+
+
+async def test_a_stream_goes_on_visibly_where_its_tenant_wants_that(gateway: GatewayProcess) -> None:
+    # Given a stream with two tokens, of a tenant that wants it to go on
+    worker = await doomed(gateway, "i")
+    body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+    path, key = "/v1/chat/completions", gateway.authorization("continuing")
+    task = asyncio.create_task(gateway.post(path, body, key))
+    first = await gateway.dispatcher.submitted()
+    gateway.dispatcher.place(first, worker)
+    worker.emit(first.sid, 0, 2, "Once upon", ids=[901, 902])
+    await asyncio.sleep(0.1)
+    # When its replica dies
+    await gateway.dispatcher.lose(worker)
+    second = await gateway.dispatcher.submitted()
+    await asyncio.sleep(0.1)
+    gateway.dispatcher.place(second, gateway.worker)
+    gateway.worker.emit(second.sid, 2, 1, " a time", ids=[903])
+    gateway.worker.finish(second.sid, "stop", prompt=21, output=3)
+    # Then it goes on after a comment that says so, and is one row
+    response = await task
+    before, after = response.body.split(b": resumed attempt=2\n")
+    assert b"Once upon" in before
+    assert b" a time" in after
+    assert response.body.endswith(b"data: [DONE]\n\n")
+    assert b'"completion_tokens":3' in after
+    record = gateway.usage_of(first.request_id)
+    assert (record.outcome, record.output_tokens) == ("completed", 3)
+
+
+async def test_over_a_socket_it_goes_on_after_a_frame_that_says_so(gateway: GatewayProcess) -> None:
+    worker = await doomed(gateway, "j")
+    async with socket_open(gateway, gateway.keys["continuing"]) as client:
+        await client.create("one")
+        first = await gateway.dispatcher.submitted()
+        gateway.dispatcher.place(first, worker)
+        worker.emit(first.sid, 0, 1, "Once", ids=[901])
+        await client.receive_until("chunk")
+        await gateway.dispatcher.lose(worker)
+        second = await gateway.dispatcher.submitted()
+        frame = await client.receive_until("request.continued")
+        assert frame == {"type": "request.continued", "id": "one", "attempt": 2}
+        gateway.dispatcher.place(second, gateway.worker)
+        gateway.worker.emit(second.sid, 1, 1, " more", ids=[902])
+        gateway.worker.finish(second.sid, "stop", output=2)
+        (told,) = await client.ended("one")
+        assert told.text == "Once more"
+
+
+async def test_official_clients_read_over_the_mark(gateway: GatewayProcess) -> None:
+    worker = await doomed(gateway, "k")
+    async with AsyncOpenAI(
+        base_url=gateway.base_url, api_key=gateway.keys["continuing"], max_retries=0
+    ) as client:
+        pending = asyncio.create_task(client.chat.completions.create(**BODY, stream=True))
+        first = await gateway.dispatcher.submitted()
+        gateway.dispatcher.place(first, worker)
+        worker.emit(first.sid, 0, 1, "Once", ids=[901])
+        stream = await pending
+        await gateway.dispatcher.lose(worker)
+        second = await gateway.dispatcher.submitted()
+        gateway.dispatcher.place(second, gateway.worker)
+        gateway.worker.emit(second.sid, 1, 1, " more", ids=[902])
+        gateway.worker.finish(second.sid, "stop", output=2)
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(pieces) == "Once more"
 
 
 async def test_a_stream_ends_where_its_tenant_did_not_ask_for_more(gateway: GatewayProcess) -> None:

@@ -603,3 +603,20 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
         fleet.queue.remove(number)
     fleet.advance(20_000)
     assert slow < 0.5 < 0.7 < fleet.queue.drain_rate
+
+
+def test_who_comes_to_a_fleet_that_another_one_has_filled_begins_at_once() -> None:
+    # Given a flow that was alone, with more than every row there is
+    queue = queue_make(replica_make(rows=0, max_rows=40, row_limit=10))
+    for number in range(30):
+        queue.submit(waiting_make(number, "noise", prompt=10), 0)
+    queue.tick(250)
+    begun = taken(queue, 250)
+    for key in begun:
+        queue.prefilled(key)
+    assert len(begun) == 10
+    assert taken(queue, 260) == []
+    # When another one comes, a moment after the last division
+    queue.submit(waiting_make("chat", "chat", prompt=10), 262)
+    # Then it does not wait for the next tick
+    assert taken(queue, 262) == ["chat"]

@@ -69,12 +69,16 @@ def test_what_a_tenant_and_a_key_may_do_reaches_the_gateway(database: Database, 
     one, other = key_issue(tenant).key, key_issue(tenant).key
     with operator_scope():
         services.tenant_settings_set(
-            tenant_id=tenant.id, zero_retention=True, max_output_tokens=500, actor=ACTOR
+            tenant_id=tenant.id,
+            zero_retention=True,
+            max_output_tokens=500,
+            continues_streams=True,
+            actor=ACTOR,
         )
         services.key_limit_set(tenant_id=tenant.id, key_id=one.id, max_open_requests=3, actor=ACTOR)
     grants = _grants(database)
     for grant in grants.values():
-        assert (grant.zero_retention, grant.max_output_tokens) == (True, 500)
+        assert (grant.zero_retention, grant.max_output_tokens, grant.continues_streams) == (True, 500, True)
     assert {key: grant.max_open_requests for key, grant in grants.items()} == {one.id: 3, other.id: None}
 
 
@@ -162,7 +166,11 @@ def test_a_suspended_tenant_has_no_grants_until_it_is_resumed(database: Database
         (lambda tenant, key: services.tenant_suspend(tenant_id=tenant, actor=ACTOR), "tenants_tenant"),
         (
             lambda tenant, key: services.tenant_settings_set(
-                tenant_id=tenant, zero_retention=True, max_output_tokens=None, actor=ACTOR
+                tenant_id=tenant,
+                zero_retention=True,
+                max_output_tokens=None,
+                continues_streams=False,
+                actor=ACTOR,
             ),
             "tenants_tenant",
         ),

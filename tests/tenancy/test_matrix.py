@@ -342,7 +342,7 @@ def test_global_tables_are_not_written_by_the_tenant_role(database: Database) ->
 # Column lists: what a row is stays as it was written; only its state moves.
 UPDATABLE = {
     "tenants_tenant": {
-        *("status", "zero_retention", "max_output_tokens"),
+        *("status", "zero_retention", "max_output_tokens", "continues_streams"),
         *("weight", "accepts_smaller_model", "accepts_batch"),
     },
     "tenants_apikey": {"revoked_at", "max_open_requests"},

@@ -69,7 +69,11 @@ def test_a_closed_tenant_stays_closed(tenant: Tenant) -> None:
             lambda: services.tenant_suspend(tenant_id=tenant.id, actor=ACTOR),
             lambda: services.tenant_close(tenant_id=tenant.id, actor=ACTOR, reason="again"),
             lambda: services.tenant_settings_set(
-                tenant_id=tenant.id, zero_retention=True, max_output_tokens=None, actor=ACTOR
+                tenant_id=tenant.id,
+                zero_retention=True,
+                max_output_tokens=None,
+                continues_streams=False,
+                actor=ACTOR,
             ),
             lambda: services.key_issue(tenant_id=tenant.id, name="n", actor=ACTOR),
         ):
@@ -114,14 +118,14 @@ def test_a_key_issued_while_the_tenant_closes_does_not_outlive_it(database: Data
 
 def test_settings_are_checked_and_told(tenant: Tenant) -> None:
     def settings(**changes: Any) -> Tenant:
-        chosen = {"zero_retention": False, "max_output_tokens": None} | changes
+        chosen = {"zero_retention": False, "max_output_tokens": None, "continues_streams": False} | changes
         with operator_scope():
             return services.tenant_settings_set(tenant_id=tenant.id, actor=ACTOR, **chosen)
 
     settings()  # as it is: nothing to tell
     assert audit_last(tenant)[0] == "tenant.create"
-    changed = settings(zero_retention=True, max_output_tokens=500)
-    assert (changed.zero_retention, changed.max_output_tokens) == (True, 500)
+    changed = settings(zero_retention=True, max_output_tokens=500, continues_streams=True)
+    assert (changed.zero_retention, changed.max_output_tokens, changed.continues_streams) == (True, 500, True)
     assert audit_last(tenant) == (
         "tenant.settings",
         {
@@ -129,6 +133,8 @@ def test_settings_are_checked_and_told(tenant: Tenant) -> None:
             "zero_retention_after": True,
             "max_output_tokens_before": None,
             "max_output_tokens_after": 500,
+            "continues_streams_before": False,
+            "continues_streams_after": True,
         },
     )
     for wrong in (0, -1, 1 << 40):
@@ -136,7 +142,11 @@ def test_settings_are_checked_and_told(tenant: Tenant) -> None:
             settings(max_output_tokens=wrong)
     with pytest.raises(ProgrammingError):  # a tenant's own people do not lift its bounds
         services.tenant_settings_set(
-            tenant_id=tenant.id, zero_retention=False, max_output_tokens=None, actor="owner@acme"
+            tenant_id=tenant.id,
+            zero_retention=False,
+            max_output_tokens=None,
+            continues_streams=True,
+            actor="owner@acme",
         )
 
 

@@ -38,6 +38,7 @@ class Answer:
         "_pause_bytes",
         "_prompt_logprobs",
         "after",
+        "continued_by",
         "failure",
         "guard",
         "is_announced",
@@ -88,6 +89,7 @@ class Answer:
         self.is_announced = False  # its client was told what it is called
         self.left = False  # nobody reads it any more
         self.ping_due = False
+        self.continued_by = 0  # the number of the replica that went on, until its client was told
         self.last_written_at = now
         self.writing_since = 0.0  # 0 while no write waits for the client
         self.guard: asyncio.Timeout | None = None  # rescheduled to now to end a write nobody reads
@@ -117,6 +119,12 @@ class Answer:
             self._prompt_logprobs[row.prompt].append(row)
         else:
             self._emit_all(self.renderer.prompt_delta(row))
+
+    def continued(self, number: int) -> None:
+        """An answer in one piece has shown nothing that could be contradicted."""
+        if self._framing is not None and not self.is_ended:
+            self.continued_by = number
+            self.wake.set()
 
     def finished(self, finished: Finished) -> None:
         if self.is_ended:

@@ -64,6 +64,9 @@ class Delivery:
                 if answer.failure is None:  # what was resumed had been sent before
                     await self._write(b"", more=False)
                 return answer.failure is None
+            elif answer.continued_by:
+                number, answer.continued_by = answer.continued_by, 0
+                await self._write(sse.continued(number), more=True)
             elif answer.ping_due:
                 answer.ping_due = False
                 await self._write(sse.PING, more=True)

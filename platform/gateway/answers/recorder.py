@@ -65,6 +65,10 @@ class Recorder:
     def prompt_row(self, row: PromptRow) -> None:
         self._pass(row, partial(self._sink.prompt_row, row))
 
+    def continued(self, number: int) -> None:
+        """Said to its own client; of those who read it later nobody waited."""
+        self._sink.continued(number)
+
     def finished(self, finished: Finished) -> None:
         self._sink.finished(finished)
 

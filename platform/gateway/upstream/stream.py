@@ -172,6 +172,8 @@ class Stream:
         )
         self.sid, self.worker, self.worker_id = sid, "", ""
         self.placed_at, self.is_heard = 0.0, False
+        if emitted:
+            self._sink.continued(self.submit.moves + 1)
 
     def resubmit(self, now: float) -> Submit:
         """The same for a dispatcher that may not know it, with its age."""

@@ -71,6 +71,11 @@ PING = b'{"type":"ping"}'
 PONG = b'{"type":"pong"}'
 
 
+def continued(name: str, number: int) -> bytes:
+    """The replica of a request was lost, and the `number`-th goes on with it."""
+    return msgspec.json.encode({"type": "request.continued", "id": name, "attempt": number})
+
+
 def frame_decode(data: bytes) -> Frame:
     """Raises ApiError."""
     try:

@@ -153,7 +153,10 @@ class SocketRequest:
             if self._framing.is_done and len(answer.pending) == 1:
                 answer.drop_pending()  # the end mark needs no credit
                 return
-            if answer.pending and self._has_credit:
+            if answer.continued_by:
+                number, answer.continued_by = answer.continued_by, 0
+                await self._writer.send(frames.continued(self.name, number))
+            elif answer.pending and self._has_credit:
                 answer.writing_since = 0.0
                 self._sent += 1
                 await self._writer.send(answer.take_one())
