@@ -210,3 +210,15 @@ async def test_a_limit_that_is_lowered_is_that_low_at_once(valkey: ValkeyServer)
         assert len(taken) <= 5
         for reservation in taken:
             end(reservation, 20)
+
+
+async def test_refused_clients_are_told_to_come_one_after_the_other(valkey: ValkeyServer) -> None:
+    of = grant(limit("tokens_per_minute", 600, burst=100))
+    async with quotas_started(valkey.url) as quotas:
+        taken, refused = await outcomes(*[quotas.reserve(demand(of, 100)) for _ in range(5)])
+        assert len(taken) == 1
+        told_ms = sorted(error.retry_after_ms or 0 for error in refused)
+        # A hundred tokens come in ten seconds
+        for number, wait_ms in enumerate(told_ms, start=1):
+            assert 9_500 * number <= wait_ms <= 12_000 * number
+        taken[0].cancel()

@@ -10,6 +10,7 @@ from gateway.quotas.demand import Used
 from gateway.quotas.store import Arg
 from policy.lease import Lease
 from policy.local_share import Share
+from policy.promises import Promises
 from tenants.contracts import TOKENS_PER_MINUTE, QuotaLimit
 
 
@@ -26,6 +27,7 @@ class Account(ABC):
         self.key = key
         self.lease = lease
         self.share = Share.of(0, 0, 1)  # of what all gateways give out
+        self.promises = Promises()
         self.aside = 0  # of what is here, for a request that waits for the rest
         self.is_local = False
         self.is_ending = False

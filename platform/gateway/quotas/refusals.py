@@ -1,7 +1,7 @@
 """What a client hears that its quotas have no room for: which limit, whose, how much is taken, until when.
 
-A wait is the longest of all limits that refused, and a little more at random, so that not all come back at
-once. Never a secret, never another tenant's figures.
+A wait is the longest of all limits that refused; who is told later is told to come later, and each a little
+later than that at random, so that not all come back at once. Never a secret, never another tenant's figures.
 """
 
 import random
@@ -11,6 +11,7 @@ from gateway.errors import MAX_RETRY_AFTER_MS, ApiError, LimitDetail, overloaded
 from gateway.quotas.accounts import Account
 from gateway.quotas.exchange import Short
 from gateway.quotas.spend import SpendAccount
+from gateway.quotas.store import now_ms
 
 _JITTER = 0.2
 _NOT_KNOWN_MS = 30_000  # while the store is down
@@ -31,8 +32,9 @@ def exceeds(account: Account, amount: int) -> ApiError:
         f"this request needs up to {amount} of the {account.lease.cap} {_WORDS[limit.name]} of "
         f"{_whose(account)}: make it smaller, or have the limit raised"
     )
+    used = account.lease.cap - account.lease.remaining()
     detail = LimitDetail(
-        name=limit.name, scope=limit.scope, subject=limit.subject, used=amount, limit=account.lease.cap
+        name=limit.name, scope=limit.scope, subject=limit.subject, used=used, limit=account.lease.cap
     )
     return ApiError("request_exceeds_quota", message, limit=detail)
 
@@ -54,11 +56,13 @@ def refused(shorts: Sequence[Short], chance: random.Random, *, is_store_down: bo
         limit=account.lease.cap,
         clears_in_ms=wait_ms,
     )
+    lease, amount = account.lease, worst.amount
+    told_ms = account.promises.wait_ms(amount, wait_ms, lease.rate_per_minute, now_ms())
     reason = f"{worst.amount} asked for, {remaining} of {account.lease.cap} {_WORDS[limit.name]} left"
     if is_store_down:
         reason = "the quota store does not answer, and this gateway's share of the limit is used up"
     message = f"the quota of {_whose(account)} has no room for this request: {reason}"
-    retry_after_ms = min(int(wait_ms * (1 + chance.random() * _JITTER)), MAX_RETRY_AFTER_MS)
+    retry_after_ms = min(int(told_ms * (1 + chance.random() * _JITTER)), MAX_RETRY_AFTER_MS)
     if not isinstance(account, SpendAccount):
         return ApiError(limit.name, message, retry_after_ms=retry_after_ms, limit=detail)
     error = ApiError("insufficient_quota", message, retry_after_ms=retry_after_ms, limit=detail)

@@ -14,6 +14,7 @@ _BY_CODE = {
     "engine_error": GENERATION,
     "gateway_stopping": OVERLOADED,
     "overloaded": OVERLOADED,
+    "insufficient_quota": (429, "insufficient_quota"),  # not by waiting: its own type, though TGI has none
     "gateway_lost": INCOMPLETE,
     "replica_lost": INCOMPLETE,
     "request_cancelled": INCOMPLETE,
