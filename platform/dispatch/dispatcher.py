@@ -66,7 +66,8 @@ class Dispatcher:
         self._members.worker_heard(incarnation, now_ms)
 
     def worker_lost(self, incarnation: str, cause: str) -> None:
-        self._joining.worker_lost(incarnation, cause)
+        """Its connection is gone."""
+        self._joining.worker_lost(incarnation, cause, has_closed=True)
 
     def report(self, incarnation: str, report: Report, now_ms: float) -> None:
         self._serve(self._reporting.report(incarnation, report, now_ms), now_ms)

@@ -97,7 +97,8 @@ class Joining:
         self._answers.placed(request)
         return request
 
-    def worker_lost(self, incarnation: str, cause: str) -> None:
+    def worker_lost(self, incarnation: str, cause: str, *, has_closed: bool = False) -> None:
+        """`has_closed`: its connection ended; without a word before, that is a crash."""
         worker = self._workers.pop(incarnation, None)
         if worker is None:
             return
@@ -110,7 +111,9 @@ class Joining:
         if version is not None and version.holders.pop(incarnation, None) is not None:
             version.queue.replica_gone(incarnation)
             self._too_long_end(version)
-        self._members.tell_gateways(WorkerDown(id=worker.hello.id, incarnation=incarnation, cause=cause))
+        crashed = has_closed and not worker.draining
+        down = WorkerDown(id=worker.hello.id, incarnation=incarnation, cause=cause, crashed=crashed)
+        self._members.tell_gateways(down)
 
     def _too_long_end(self, version: Version) -> None:
         for waiting in version.queue.unservable():

@@ -35,6 +35,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "request_too_large": (413, "invalid_request_error"),
     "unsupported_encoding": (415, "invalid_request_error"),
     "idempotency_key_reused": (422, "idempotency_error"),
+    "request_quarantined": (422, "invalid_request_error"),
     "upgrade_required": (426, "invalid_request_error"),
     "queue_full": (429, "requests"),
     "deadline_unmeetable": (429, "requests"),

@@ -195,11 +195,13 @@ class Dispatcher(Peer):
         self.send(worker.up())
         await asyncio.wait_for(worker.hello, WAIT_S)
 
-    async def lose(self, worker: WorkerPeer, *, announce: bool = True) -> None:
+    async def lose(self, worker: WorkerPeer, *, announce: bool = True, crashed: bool = False) -> None:
         self.workers.remove(worker)
         await worker.stop()
         if announce:
-            self.send(WorkerDown(id=worker.name, incarnation=worker.incarnation, cause="killed"))
+            self.send(
+                WorkerDown(id=worker.name, incarnation=worker.incarnation, cause="killed", crashed=crashed)
+            )
 
     def told(self, message: AnyMessage) -> None:
         assert isinstance(message, Submit)

@@ -7,6 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.upstream.failover import MOVES_MOST
+from gateway.upstream.quarantine import LOST_WITH
 from gpuworker.wire.messages import Submit, WorkerDown, unpack_ids
 from tests.gateway.harness import MODEL, GatewayProcess
 from tests.gateway.peers import WAIT_S, WorkerPeer, socket_address
@@ -82,6 +83,37 @@ async def test_it_is_tried_no_more_than_a_few_times(gateway: GatewayProcess) -> 
     assert (response.status, response.json()["error"]["code"]) == (503, "replica_lost")
     record = gateway.usage_of(submit.request_id)
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("replica_lost", 0, 0)
+
+
+async def test_a_request_that_replicas_crash_of_is_not_run_again(gateway: GatewayProcess) -> None:
+    # Given a request with which two replicas crash, and another that dies with them once
+    poison = {"max_tokens": 13, "messages": [{"role": "user", "content": "poison"}]}
+    task, submit = await begin(gateway, **poison)
+    bystander, other = await begin(gateway)
+    for number in range(LOST_WITH):
+        worker = await doomed(gateway, f"q{number}")
+        gateway.dispatcher.place(submit, worker)
+        if number == 0:
+            gateway.dispatcher.place(other, worker)
+        await asyncio.sleep(0.05)
+        await gateway.dispatcher.lose(worker, crashed=True)
+        if number == 0:
+            again = [await gateway.dispatcher.submitted() for _ in range(2)]
+            submit, other = sorted(again, key=lambda one: one.request_id != submit.request_id)
+        elif number < LOST_WITH - 1:
+            submit = await gateway.dispatcher.submitted()
+    # Then with the third it is over
+    response = await asyncio.wait_for(task, WAIT_S)
+    assert (response.status, response.json()["error"]["code"]) == (422, "request_quarantined")
+    # And it is not run again, whoever sends it
+    again_sent = await gateway.post("/v1/chat/completions", {**BODY, **poison})
+    assert (again_sent.status, again_sent.json()["error"]["code"]) == (422, "request_quarantined")
+    assert gateway.dispatcher.submits.empty()
+    # While others are
+    gateway.dispatcher.place(other, gateway.worker)
+    gateway.worker.emit(other.sid, 0, 1, "fine")
+    gateway.worker.finish(other.sid, "stop", output=1)
+    assert content(await bystander) == "fine"
 
 
 async def test_an_answer_in_one_piece_goes_on_after_the_tokens_that_came(gateway: GatewayProcess) -> None:

@@ -29,6 +29,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     swaps: int = 0
     paused: int = 0
     preemptions_per_min: float = 0.0
+    full: bool = False  # it takes nothing for now
+    usage_mismatches: int = 0
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):

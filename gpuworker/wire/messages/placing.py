@@ -21,6 +21,7 @@ class WorkerDown(Message, frozen=True):
     id: str
     incarnation: str
     cause: str
+    crashed: bool = False  # its process ended without having said that it stops
 
 
 class Placed(Message, frozen=True):
@@ -116,6 +117,8 @@ class Report(Message, frozen=True):
     cost: list[float] = []  # milliseconds, in the order of policy.step_cost.StepCost; empty: not measured
     row_limit: int = 0  # rows that decode within the target latency; 0: unknown
     work: list[FlowWork] = []  # flows that changed; with `cache_reset` all: others begin at 0
+    full: bool = False  # it takes nothing for now, e.g. what it stands for does not answer
+    usage_mismatches: int = 0  # since start: requests whose upstream counted otherwise than the worker did
 
 
 class Refused(Message, frozen=True):

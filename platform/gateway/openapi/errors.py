@@ -36,6 +36,7 @@ MEANINGS = {
     "request_too_large": "The body is larger than 4 MiB.",
     "unsupported_encoding": "The body has a `Content-Encoding`: send it as it is.",
     "idempotency_key_reused": "The idempotency key was used with another request.",
+    "request_quarantined": "Several replicas were lost with this request: it is not run for ten minutes.",
     "upgrade_required": "This is a WebSocket: open it with an upgrade.",
     "queue_full": "Too many requests wait for this model.",
     "deadline_unmeetable": "So much waits that this request would not begin before its deadline.",
@@ -88,6 +89,7 @@ RUN = (
     "gateway_lost",
     "replica_lost",
     "request_cancelled",
+    "request_quarantined",
     "deadline_exceeded",
 )
 IDEMPOTENCY = ("request_in_progress", "replay_not_available", "idempotency_key_reused")

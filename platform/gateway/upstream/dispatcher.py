@@ -59,7 +59,7 @@ class Upstream:
             on_lost=self._lost,
             silence_s=DISPATCHER_SILENCE_S,
         )
-        failover = Failover(self.streams, self.sid_next, self.dispatcher.send, metrics)
+        self._failover = failover = Failover(self.streams, self.sid_next, self.dispatcher.send, metrics)
         self.replicas = Replicas(hello, self.streams, metrics, self.dispatcher.send, failover)
 
     async def run(self) -> None:
@@ -74,7 +74,10 @@ class Upstream:
         return self._last_sid
 
     def submit(self, stream: Stream) -> None:
-        """Raises ApiError when there is no dispatcher; then nothing was submitted."""
+        """Raises ApiError when there is no dispatcher, or replicas die of the request: then nothing was
+        submitted."""
+        if refusal := self._failover.quarantine.refusal(stream):
+            raise refusal
         if not self.dispatcher.send(stream.submit):
             raise self.dispatcher_away()
         self.streams[stream.sid] = stream

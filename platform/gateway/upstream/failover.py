@@ -10,7 +10,9 @@ import logging
 import time
 from collections.abc import Callable
 
+from gateway.errors import ApiError
 from gateway.metrics import Metrics
+from gateway.upstream.quarantine import Quarantine
 from gateway.upstream.stream import Stream
 from gpuworker.wire.messages import AnyMessage
 
@@ -34,14 +36,19 @@ class Failover:
         self._sid_next = sid_next
         self._dispatcher_tell = dispatcher_tell
         self._metrics = metrics
+        self.quarantine = Quarantine()
 
-    def move(self, stream: Stream) -> bool:
-        """False: it must end, and nothing was changed."""
-        now = time.monotonic()
+    def move(self, stream: Stream, message: str) -> ApiError | None:
+        """Why it must end: the client reads the message. None: another replica gets it."""
+        now, lost = time.monotonic(), ApiError("replica_lost", message, retry_after_ms=1_000)
+        if not stream.is_heard and stream.worker:
+            self.quarantine.lost(stream)
+            if refusal := self.quarantine.refusal(stream):
+                return refusal
         if stream.cancel_reason or now >= stream.deadline_at or stream.submit.moves >= MOVES_MOST:
-            return False
+            return lost
         if not stream.may_move:
-            return False
+            return lost
         del self._streams[stream.sid]
         stream.move(self._sid_next(), now)
         self._streams[stream.sid] = stream
@@ -54,4 +61,4 @@ class Failover:
             stream.submit.emitted,
         )
         self._dispatcher_tell(stream.submit)
-        return True
+        return None

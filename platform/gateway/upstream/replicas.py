@@ -93,10 +93,10 @@ class Replicas:
 
     def _lost(self, stream: Stream, message: str) -> None:
         """Its replica produces nothing more for it. The client reads the message: no inner causes."""
-        if stream.is_settled or self._failover.move(stream):
+        if stream.is_settled or (error := self._failover.move(stream, message)) is None:
             return
         stream.ended_code = "replica_lost"
-        stream.owner.fail(ApiError("replica_lost", message, retry_after_ms=1_000))
+        stream.owner.fail(error)
         stream.settle()
 
     def dispatcher_joined(self) -> None:
@@ -127,6 +127,8 @@ class Replicas:
         self._replicas[up.incarnation] = Replica(up, link)
 
     def down(self, down: WorkerDown) -> None:
+        if down.crashed:
+            self._failover.quarantine.crashed(down.incarnation)
         if replica := self._replicas.pop(down.incarnation, None):
             replica.task.cancel()
         if self._streams_end(down.incarnation, "the replica was lost"):

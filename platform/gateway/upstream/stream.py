@@ -149,6 +149,11 @@ class Stream:
         self.choice_ends[choice] = ChoiceEnd(number, reason, output_tokens, stopped_by)
 
     @property
+    def prompt_bytes(self) -> bytes:
+        """Packed ids, without what was generated; empty where they are not needed any more."""
+        return self.submit.prompt[: self.prompt_tokens * _BYTES_PER_ID]
+
+    @property
     def may_move(self) -> bool:
         """Whether another replica can go on where this one was: nothing came of it, or the ids of all did."""
         if not self.is_heard and not self.has_begun:
@@ -161,7 +166,7 @@ class Stream:
         """To be submitted again, under that number: no replica has it any more."""
         submit, ids = self.resubmit(now), self._ids or b""
         emitted = len(ids) // _BYTES_PER_ID
-        prompt = submit.prompt[: self.prompt_tokens * _BYTES_PER_ID] + ids
+        prompt = self.prompt_bytes + ids
         self.submit = msgspec.structs.replace(
             submit,
             sid=sid,
