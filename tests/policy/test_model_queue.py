@@ -620,3 +620,31 @@ def test_who_comes_to_a_fleet_that_another_one_has_filled_begins_at_once() -> No
     queue.submit(waiting_make("chat", "chat", prompt=10), 262)
     # Then it does not wait for the next tick
     assert taken(queue, 262) == ["chat"]
+
+
+def test_who_was_let_in_once_is_let_in_again_and_its_lost_prompt_is_charged_to_nobody() -> None:
+    # Given a full queue, and a placed request whose replica is lost before its prompt is computed
+    queue = queue_make(replica_make(rows=0), settings=QueueSettings(queue_least=1, queue_most=1))
+    queue.submit(waiting_make(1, "a", prompt=5_000), 0)
+    queue.submit(waiting_make(2, "b"), 0)
+    assert taken(queue)[:1] == [1]
+    queue.replica_gone("r0")
+    queue.replica_update(replica_make("r1", rows=0))
+    queue.submit(waiting_make(3, "c"), 10)
+    assert queue.submit(waiting_make(4, "d"), 10) is not None
+    # When it comes again, with its age
+    again = waiting_make("1 again", "a", prompt=5_000)
+    assert queue.readmit(again, 10) is None
+    # Then it waits, before those that were charged nothing either and came later
+    assert queue.depth(INTERACTIVE) >= 2
+    assert taken(queue, 10)[0] == "1 again"
+    with pytest.raises(ValueError, match="here already"):
+        queue.readmit(again, 10)
+
+
+def test_what_no_replica_can_hold_any_more_is_not_let_in_again() -> None:
+    queue = queue_make(replica_make(max_tokens=100))
+    refusal = queue.readmit(waiting_make(1, prompt=100), 0)
+    assert refusal is not None
+    assert refusal.code == "unservable"
+    assert queue.depth(INTERACTIVE) == 0

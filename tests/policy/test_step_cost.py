@@ -98,3 +98,10 @@ def test_what_the_data_leave_open_is_taken_from_the_pull() -> None:
         moments.add([1.0, 2.0, 0.0], 10.0)
     fit = moments.solve([2.0, 4.0, 7.0], strength=0.3)
     assert fit == pytest.approx([2, 4, 7])
+
+
+def test_where_every_coefficient_would_be_negative_all_are_zero() -> None:
+    moments = Moments(2, forgetting=1.0)
+    for features in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        moments.add(features, -10.0)
+    assert moments.solve([0.0, 0.0], 0.001) == [0.0, 0.0]
