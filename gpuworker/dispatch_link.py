@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 class DispatchLink:
     """`hello` is asked for a greeting at each attempt; `on_joined` follows the dispatcher's Welcome, and
-    `on_lost` follows `on_joined`."""
+    `on_lost` follows `on_joined`. While `may_join` says no, no attempt is made."""
 
     def __init__(
         self,
@@ -27,12 +27,14 @@ class DispatchLink:
         on_joined: Callable[[], None],
         on_message: Callable[[AnyMessage], None],
         on_lost: Callable[[], None],
+        may_join: Callable[[], bool],
     ) -> None:
         self._address = address
         self._hello = hello
         self._on_joined = on_joined
         self._on_message = on_message
         self._on_lost = on_lost
+        self._may_join = may_join
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
         self._retry_s = FIRST_RETRY_S
@@ -49,6 +51,9 @@ class DispatchLink:
         try:
             while True:
                 self._lost.clear()
+                if not self._may_join():
+                    await asyncio.sleep(LAST_RETRY_S)
+                    continue
                 try:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         self._connection = await connect(self._address, self._received, self._closed)

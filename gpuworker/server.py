@@ -37,6 +37,7 @@ from gpuworker.wire.messages import (
 )
 
 CANCEL_REASONS = ("cancelled", "deadline", "error")
+HANG_EXIT_S = 30.0  # who hangs for so long is started again
 CANCEL_GRACE_S = 5.0  # after the drain: for the step in progress, and the last frames
 
 logger = logging.getLogger(__name__)
@@ -71,10 +72,20 @@ class WorkerServer:
         self._listener = Listener(settings.secret, identity, self, self._rows.prefills)
         self._shares = FleetShares(identity.digest, backend.yield_also)
         self._link = DispatchLink(
-            settings.dispatch, self._dispatcher_hello, self._joined, self._dispatched, self._shares.drop
+            settings.dispatch,
+            self._dispatcher_hello,
+            self._joined,
+            self._dispatched,
+            self._shares.drop,
+            lambda: not self._is_hung,
         )
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
+        self._hung_since_ms: float | None = None
+
+    @property
+    def _is_hung(self) -> bool:
+        return self._hung_since_ms is not None
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Until `stop`, then drain. Raises WorkerFailed, and OSError when the address is taken."""
@@ -134,10 +145,21 @@ class WorkerServer:
             self._outboxes.tick(now_ms)
             self._rows.tick()
             self._shares.tick(now_ms)
+            self._hang_look(now_ms)
             self._report_send(now_ms)
             self._check_settled()
             if self._usage.failure:
                 self._fail(self._usage.failure)
+
+    def _hang_look(self, now_ms: float) -> None:
+        """The dispatcher is told, and gives the rows to others. It may pass, e.g. on a machine that swaps."""
+        if not self._backend.is_hung():
+            self._hung_since_ms = None
+        elif self._hung_since_ms is None:
+            logger.error("a step lasts far longer than it can, rows=%d", len(self._rows))
+            self._hung_since_ms = now_ms
+        elif now_ms - self._hung_since_ms > HANG_EXIT_S * 1000:
+            self._fail(f"the engine hangs since {HANG_EXIT_S:.0f} s")
 
     def _fail(self, cause: str) -> None:
         if not self._failed.done():
@@ -171,7 +193,7 @@ class WorkerServer:
 
     def _report_send(self, now_ms: float) -> None:
         if self._link.is_joined:
-            self._link.send(self._report.take(now_ms))
+            self._link.send(replace(self._report.take(now_ms), hung=self._is_hung))
 
     def _dispatched(self, message: AnyMessage) -> None:
         match message:

@@ -75,5 +75,8 @@ class Backend(Protocol):
     def yield_also(self, flows: frozenset[Flow]) -> None:
         """These flows, and no others, are over their share in the whole fleet: they yield here too."""
 
+    def is_hung(self) -> bool:
+        """Its present step lasts far longer than it can (`policy.hang`): nothing more comes of its rows."""
+
     async def stop(self) -> None:
         """After the step in progress. Rows that did not end are lost."""

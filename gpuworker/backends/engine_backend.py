@@ -19,6 +19,7 @@ from gpuworker.engine.stats import EngineStats
 from gpuworker.engine.transfer import PrefillResult
 from gpuworker.wire.messages import Capacity, RowKey, Sampling, Submit, pack_ids
 from policy.flow import Flow
+from policy.hang import hangs
 
 MAX_UNDELIVERED_STEPS = 64  # the engine waits for a loop that is this far behind
 STOP_TIMEOUT_S = 5.0  # a forward pass cannot be interrupted
@@ -90,6 +91,10 @@ class EngineBackend:
 
     def yield_also(self, flows: frozenset[Flow]) -> None:
         self._post(lambda: self._engine.yield_also(flows))
+
+    def is_hung(self) -> bool:
+        running = self._engine.running_step
+        return running is not None and hangs(now_ms() - running[0], running[1])
 
     async def stop(self) -> None:
         with self._changed:

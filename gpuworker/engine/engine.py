@@ -18,7 +18,7 @@ from gpuworker.engine.isolation import RunnerLost, run_isolated
 from gpuworker.engine.kv_manager import KVManager
 from gpuworker.engine.machine_time import StepMeter
 from gpuworker.engine.output import StepOutput
-from gpuworker.engine.plan import Runner
+from gpuworker.engine.plan import Runner, StepPlan
 from gpuworker.engine.preemption import Recovery, RecoveryMode
 from gpuworker.engine.request import Request
 from gpuworker.engine.scheduler import Scheduler
@@ -90,6 +90,8 @@ class Engine:
         self._counters = Counters()
         self._meter = StepMeter(pacer, self._counters)
         self.wake: Callable[[], None] = lambda: None
+        # When the present forward began, and what it is to last; None between two. Read by other threads.
+        self.running_step: tuple[float, float] | None = None
         self._failure: RunnerLost | None = None
 
     @property
@@ -204,7 +206,9 @@ class Engine:
             self._runner.move(plan.moves)
             swapped = len(plan.moves.to_host) + len(plan.moves.to_device)
             self._recovery.observe(swapped, now_ms() - planned_ms)
+        self.running_step = now_ms(), self._predict_ms(plan)
         result = run_isolated(self._runner, plan)
+        self.running_step = None
         ended_ms = now_ms()
         drain_inbox()
         output.work = self._meter.measure(
@@ -222,6 +226,13 @@ class Engine:
                 output.exports.append((sequence.key.row, exported))
         self._meter.end(ended_ms, left_work=self._scheduler.has_work())
         return output
+
+    def _predict_ms(self, plan: StepPlan) -> float:
+        """0 when nobody knows."""
+        if self._pacer is None:
+            return 0.0
+        tokens = plan.decode_rows, plan.prefill_tokens, plan.context_tokens, plan.prefill_pairs
+        return self._pacer.predict_ms(*tokens)
 
     def _take_grammars(self, output: StepOutput) -> None:
         for row, problem in self._text.take_grammars():

@@ -70,6 +70,9 @@ class Dispatcher:
         self._joining.worker_lost(incarnation, cause, has_closed=True)
 
     def report(self, incarnation: str, report: Report, now_ms: float) -> None:
+        if report.hung:
+            self._joining.worker_lost(incarnation, "a step of it hangs")
+            return
         self._serve(self._reporting.report(incarnation, report, now_ms), now_ms)
 
     def refused(self, incarnation: str, refused: Refused, now_ms: float) -> None:

@@ -347,6 +347,35 @@ def test_rows_of_a_lost_worker_are_nobodys(scene: Scene) -> None:
     assert [g.streams for g in scene.dispatcher.fleet_state(scene.now, 0).gateways] == [0]
 
 
+def test_a_worker_whose_step_hangs_is_lost_and_its_requests_go_elsewhere(scene: Scene) -> None:
+    # Given a request on a worker whose process is alive
+    hanging = scene.worker()
+    scene.submit(1)
+    assert hanging.of(Run)
+    # When it says that its step hangs
+    scene.dispatcher.report("w", replace(report(2), hung=True), scene.now)
+    # Then its connection is ended, and gateways hear of it; that is no crash
+    assert not hanging.is_open
+    (down,) = scene.gateway.of(WorkerDown)
+    assert (down.incarnation, down.crashed) == ("w", False)
+    # And when the gateway submits it again, another one runs it
+    other = scene.worker("other")
+    scene.submit(2, moves=1)
+    assert [run.submit.sid for run in other.of(Run)] == [2]
+
+
+def test_a_worker_that_closes_without_a_word_has_crashed(scene: Scene) -> None:
+    scene.worker()
+    scene.dispatcher.worker_lost("w", "reset")
+    scene.worker("polite")
+    scene.dispatcher.report("polite", report(2, draining=True), scene.now)
+    scene.dispatcher.worker_lost("polite", "closed")
+    assert [(down.incarnation, down.crashed) for down in scene.gateway.of(WorkerDown)] == [
+        ("w", True),
+        ("polite", False),
+    ]
+
+
 def test_the_time_a_model_may_be_without_a_replica_begins_anew(scene: Scene) -> None:
     scene.submit(1)
     scene.silent_for(20_000)

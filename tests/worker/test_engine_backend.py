@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gpuworker.server import Settings, WorkerFailed, WorkerServer
 from gpuworker.usage_journal import UsageJournal, WorkerIdentity
 from gpuworker.wire.journal import Journal
 from gpuworker.wire.messages import RowKey
+from policy.pacing import StepPacer
 from tests.engine.support import tokenizer_file
 from tests.worker.peers import DispatcherEnd, GatewayEnd
 from tests.worker.support import SECRET, Waiter, submit_make
@@ -56,14 +58,14 @@ class Steps(Waiter):
         return [row for step in self.steps for row in step.output.ended]
 
 
-def backend_make(folder: Path, runner: Runner) -> EngineBackend:
+def backend_make(folder: Path, runner: Runner, *, pacer: StepPacer | None = None) -> EngineBackend:
     engine = Engine(
         runner,
         tokenizer_file(folder),
         blocks=64,
         max_rows=8,
         max_context_tokens=512,
-        pacer=None,
+        pacer=pacer,
         eos_ids=frozenset({256}),
         cache=CacheOptions(secret=b"a secret", kv_dtype="scripted"),
     )
@@ -148,4 +150,71 @@ async def test_a_loop_that_falls_behind_slows_the_engine_instead_of_filling_memo
         pass  # the loop is busy; the engine could do all 400 steps
     assert backend._engine.stats().step == before.step + MAX_UNDELIVERED_STEPS
     await steps.until(lambda: steps.ended)
+    await backend.stop()
+
+
+class HangingRunner(ScriptedRunner):
+    """Computes nothing while it is held."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=257)
+        self.goes = threading.Event()
+        self.goes.set()
+
+    def run(self, plan: StepPlan) -> list[Sampled]:
+        self.goes.wait()
+        return super().run(plan)
+
+
+async def test_a_step_that_hangs_is_reported_and_the_dispatcher_left_alone_until_it_passes(
+    folder: Path,
+) -> None:
+    # Given a worker whose steps are predicted, and one of them that never ends
+    runner = HangingRunner()
+    journal = Journal.open(folder / "spool")
+    identity = WorkerIdentity("worker-0", "i", "echo", "d")
+    settings = Settings(f"unix:{folder}/d.sock", f"unix:{folder}/w.sock", SECRET, drain_s=30)
+    dispatcher = await DispatcherEnd(settings.dispatch).start()
+    backend = backend_make(folder, runner, pacer=StepPacer(40))
+    server, stop = WorkerServer(settings, identity, backend, UsageJournal(journal, identity)), asyncio.Event()
+    serving = asyncio.create_task(server.serve(stop))
+    await dispatcher.until(lambda: dispatcher.reports)
+    gateway = await GatewayEnd(settings.listen).connect()
+    runner.goes.clear()
+    dispatcher.send(gateway.run(1, "abc", digest="d", max_tokens=9))
+    began = asyncio.get_running_loop().time()
+    # Then the dispatcher hears of it after a second and a heartbeat or two, not before
+    await dispatcher.until(lambda: dispatcher.reports[-1].hung)
+    assert 1.0 <= asyncio.get_running_loop().time() - began <= 2.0
+    # And as it lets the worker go, that does not come back before the step has passed
+    assert dispatcher.worker is not None
+    dispatcher.worker.abort("a step of it hangs")
+    await asyncio.sleep(2.5)
+    assert len(dispatcher.hellos) == 1
+    runner.goes.set()
+    await dispatcher.until(lambda: len(dispatcher.hellos) == 2)
+    await gateway.until_ended(1)
+    await dispatcher.until(lambda: not dispatcher.reports[-1].hung)
+    stop.set()
+    await serving
+    await gateway.close()
+    await dispatcher.stop()
+    await journal.close()
+
+
+async def test_a_long_step_that_was_predicted_is_no_fault(tmp_path: Path) -> None:
+    class SlowPacer(StepPacer):
+        def predict_ms(self, *_: int) -> float:
+            return 600.0
+
+    runner, steps = HangingRunner(), Steps()
+    backend = backend_make(tmp_path, runner, pacer=SlowPacer(40))
+    await backend.start(steps.stepped, steps.died)
+    runner.goes.clear()
+    backend.submit(RowKey("g", 1), submit_make(1, "abc"))
+    await asyncio.sleep(1.5)
+    assert not backend.is_hung()
+    runner.goes.set()
+    await steps.until(lambda: steps.ended)
+    assert not backend.is_hung()
     await backend.stop()

@@ -118,6 +118,7 @@ class Report(Message, frozen=True):
     row_limit: int = 0  # rows that decode within the target latency; 0: unknown
     work: list[FlowWork] = []  # flows that changed; with `cache_reset` all: others begin at 0
     full: bool = False  # it takes nothing for now, e.g. what it stands for does not answer
+    hung: bool = False  # its step lasts far longer than it can: nothing more comes of its rows
     usage_mismatches: int = 0  # since start: requests whose upstream counted otherwise than the worker did
 
 
