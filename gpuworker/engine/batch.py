@@ -15,6 +15,7 @@ from policy.flow import BATCH, Flow
 class Standing(NamedTuple):
     running: Counter[Flow]  # rows
     most_us: int  # time that a flow has had which runs more than its part; -1: none does
+    batch_decodes: int  # rows of batch whose prompts are computed
 
 
 class Batch:
@@ -76,14 +77,19 @@ class Batch:
 
     def standing(self) -> Standing:
         """Of the moment: changes with every admission and charge."""
-        running = Counter(row.flow for row in self.active)
+        active = self.active
+        running = Counter(row.flow for row in active)
         parts = self.shares.parts
         ahead = (self._flows.time(flow) for flow, rows in running.items() if rows > parts.get(flow, 0))
-        return Standing(running, max(ahead, default=-1))
+        batch_decodes = sum(row.flow.klass == BATCH and row.remaining == 1 for row in active)
+        return Standing(running, max(ahead, default=-1), batch_decodes)
 
     def is_entitled(self, flow: Flow, standing: Standing) -> bool:
         """Whether it may enter whatever runs: it runs fewer rows than its part. One that is over-share must
-        also have had no more time than some flow that runs more than its part: rows are not all alike."""
+        also have had no more time than some flow that runs more than its part: rows are not all alike. Batch
+        that is owed time may while few of its rows decode."""
+        if flow.klass == BATCH and standing.batch_decodes < self.shares.batch_rows:
+            return True
         if standing.running[flow] >= self.shares.parts.get(flow, 0):
             return False
         return flow not in self.shares.over or self._flows.time(flow) <= standing.most_us
@@ -107,8 +113,10 @@ class Batch:
     def _yielding_to(self, flow: Flow) -> set[SequenceKey]:
         """Rows of over-share flows: for one that is not over-share itself all of them, otherwise the newest
         beyond their part and one more, so that parts which waver do not send rows to and fro."""
-        over, parts = self.shares
+        over, parts = self.shares.over, self.shares.parts
         rows = [row for row in self.active if row.flow in over and row.flow != flow]
+        if flow.klass == BATCH and flow in over:  # what batch is owed is no one batch flow's
+            rows = [row for row in rows if row.flow.klass != BATCH]
         if flow not in over:
             return {row.key for row in rows}
         stays = Counter[Flow]()

@@ -30,18 +30,46 @@ class StepComposition:
         self._now_ms = now_ms
         batch.planned = set()
 
-    def add_decodes(self, rows: Iterable[Sequence]) -> None:
-        """All of them, the least served flow's first: so the victims of a preemption come last."""
-        for sequence in sorted(rows, key=lambda row: self._flows.time(row.flow)):
-            self._add_decode(sequence)
+    def owe_batch(self, yielding: Iterable[Sequence], owed_ms: float) -> None:
+        """Before all else: `owed_ms` are for batch, the least served flow's rows first."""
+        time, over = self._flows.time, self._batch.shares.over
+        decodes = [row for row in yielding if row.flow.klass == BATCH]
+        decodes.sort(key=lambda row: (time(row.flow), row.last_run_ms))
+        prompts = [
+            row
+            for row in self._batch.active
+            if row.flow.klass == BATCH and row.flow in over and row.remaining > 1
+        ]
+        self._budget.owe_batch(decodes, prompts, owed_ms)
 
-    def add_yielding(self, rows: Iterable[Sequence]) -> None:
-        """Decodes of over-share flows while they fit: the least served flow's first, batch last, of one flow
-        those that waited longest."""
-        budget, time = self._budget, self._flows.time
-        key = lambda row: (row.flow.klass == BATCH, time(row.flow), row.last_run_ms)  # noqa: E731
-        for sequence in sorted(rows, key=key):
-            if not self.rows or budget.has_room_for(sequence) or budget.take_overdue(sequence):
+    def add_decodes(self, rows: Collection[Sequence]) -> list[Sequence]:
+        """The least served flow's first: so the victims of a preemption come last. Returns those that wait
+        for batch to have what it is owed."""
+        left_out = self._budget.left_out(rows)
+        keys = {row.key for row in left_out}
+        for sequence in sorted(rows, key=lambda row: self._flows.time(row.flow)):
+            if sequence.key not in keys:
+                self._add_decode(sequence)
+        return left_out
+
+    def add_owed_prompts(self, row_limit: int) -> None:
+        """Of batch."""
+        if self._budget.begin_batch():
+            over = self._batch.shares.over
+            self.add_prompts({flow for flow in over if flow.klass == BATCH}, row_limit)
+        self._budget.end_batch()
+
+    def add_yielding(self, rows: Collection[Sequence]) -> None:
+        """Decodes of over-share flows: those that time was kept for, then the others while they fit, those
+        that made room for batch first, the least served flow's first, batch last, of one flow those that
+        waited longest."""
+        for sequence in self._budget.kept:
+            if sequence.key not in self._batch.planned:  # it may have given way and come back in this step
+                self._add_decode(sequence)
+        time, over = self._flows.time, self._batch.shares.over
+        key = lambda row: (row.flow in over, row.flow.klass == BATCH, time(row.flow), row.last_run_ms)  # noqa: E731
+        for sequence in sorted((row for row in rows if row.key not in self._batch.planned), key=key):
+            if not self.rows or self._budget.has_room_for(sequence):
                 self._add_decode(sequence)
             else:
                 self.paused += sequence.status is Status.RUNNING

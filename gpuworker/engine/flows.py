@@ -6,11 +6,12 @@ over its share in the whole fleet, and batch. Who has yielded for too long has i
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, KeysView
+from collections.abc import Collection, Iterator, KeysView, Mapping
 from typing import NamedTuple
 
 from gpuworker.engine.plan import SequenceKey
 from gpuworker.engine.sequence import Sequence
+from policy.batch_floor import BATCH_PART, BatchFloor
 from policy.flow import BATCH, Flow
 from policy.shares import VirtualTime, equal_parts, over_share
 from policy.step_turn import Turn
@@ -22,6 +23,8 @@ BATCH_WEIGHT = 0.1  # of an interactive flow's: what batch gets when it has to b
 class Shares(NamedTuple):
     over: frozenset[Flow]  # their rows yield
     parts: dict[Flow, float]  # rows that each flow may run whatever the others want; none: what is left over
+    capacity: int = 0  # rows of interactive flows: batch's floor has room beside them
+    batch_rows: int = 0  # while fewer of batch decode, it may enter whatever the others want
 
 
 class Flows:
@@ -29,6 +32,7 @@ class Flows:
 
     def __init__(self) -> None:
         self.over_in_fleet: frozenset[Flow] = frozenset()
+        self.floor = BatchFloor(BATCH_PART)
         self._time: VirtualTime[Flow] = VirtualTime()
         self._waiting: dict[Flow, OrderedDict[SequenceKey, Sequence]] = {}
         self._prompts: dict[SequenceKey, int] = {}  # tokens that waiting rows have to compute
@@ -36,6 +40,7 @@ class Flows:
         self._rows: Counter[Flow] = Counter()  # that have not ended
         self._held: Counter[Flow] = Counter()
         self._weights: dict[Flow, float] = {}
+        self._wants_batch = False
         self._catching_up: set[Flow] = set()  # beyond their share, but left out for long
 
     @property
@@ -87,30 +92,43 @@ class Flows:
     def charge(self, flow: Flow, cost_ms: float) -> None:
         self._time.charge(flow, cost_ms)
 
+    def stepped(self, costs: Mapping[Flow, float], base_ms: float) -> None:
+        """A step was planned: the milliseconds of each flow's rows, and what it costs in common."""
+        rows_ms = sum(costs.values())
+        if rows_ms <= 0:
+            return
+        batch_ms = sum(cost_ms for flow, cost_ms in costs.items() if flow.klass == BATCH)
+        whole = 1 + base_ms / rows_ms
+        self.floor.stepped(whole * batch_ms, whole * (rows_ms - batch_ms), is_wanted=self._wants_batch)
+
     def time(self, flow: Flow) -> int:
         return self._time.of(flow)
 
     def shares(self, capacity: int) -> Shares:
         """When `capacity` rows can run at the target latency. A lone flow yields to nobody: pausing it would
-        only cost it time. Nor does one that has yielded too long; only then, or alone, batch has a part.
-        Where the fleet's over-share flows have rows, only they yield: who has more than its part just here,
-        by how requests were placed, is within its share."""
+        only cost it time. Nor does one that has yielded too long. Where the fleet's over-share flows have
+        rows, only they yield: who has more than its part just here, by how requests were placed, is within
+        its share. Batch yields to all; its floor is capacity that the others do not have while it wants it,
+        and when it is owed time, rows of it enter and run whatever they want."""
         held = self._held
         demands = {flow: rows - held[flow] for flow, rows in self._rows.items() if rows > held[flow]}
         interactive = {flow: demand for flow, demand in demands.items() if flow.klass != BATCH}
         sharing = interactive or demands
+        batch = demands.keys() - sharing.keys()
+        self._wants_batch = bool(batch)
+        floor_rows = min(int(BATCH_PART * capacity), sum(demands[flow] for flow in batch))
+        batch_rows = 1 + int(2 * BATCH_PART * capacity) if batch and self.floor.is_due else 0
+        capacity -= floor_rows
         weights = {flow: self._weights[flow] for flow in sharing}
         parts = equal_parts(sharing, weights, capacity, least=1)
         over: frozenset[Flow] = frozenset()
         if len(sharing) > 1:
             over = self.over_in_fleet & sharing.keys() or over_share(sharing, weights, capacity, least=1)
-        batch = demands.keys() - sharing.keys()
         within = sharing.keys() - over
         starved = self._starved(over, within) if within else set()
-        due = self._starved(batch, within or sharing.keys())
-        self._catching_up = starved | due
+        self._catching_up = starved | self._starved(batch, within or sharing.keys())
         parts |= dict.fromkeys(self._catching_up & batch, 1)
-        return Shares((over | batch) - self._catching_up, parts)
+        return Shares((over | batch) - self._catching_up, parts, capacity, batch_rows)
 
     def _starved(self, flows: Collection[Flow], others: Collection[Flow]) -> set[Flow]:
         """Those that had so much less time than all the others; once there, until they have caught up."""

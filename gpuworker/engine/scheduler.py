@@ -146,24 +146,27 @@ class Scheduler:
             self.cancel(key, "deadline")
         active = self._batch.active
         row_limit = self.row_limit = self._limits.row_limit(active)
-        self._batch.shares = self._flows.shares(row_limit)
-        over = self._batch.shares.over
+        shares = self._batch.shares = self._flows.shares(row_limit)
+        over, capacity = shares.over, shares.capacity
         decoding = [row for row in active if row.remaining == 1]
         yielding = [row for row in decoding if row.flow in over]
-        budget = self._limits.budget(decoding, now_ms)
+        budget = self._limits.budget(decoding, now_ms, all_yield=len(yielding) == len(decoding))
 
         step = StepComposition(self.kv, self._flows, self._batch, budget, now_ms)
-        step.add_decodes(row for row in decoding if row.flow not in over)
+        step.owe_batch(yielding, self._flows.floor.step_ms(budget.most_ms))
+        left_out = step.add_decodes([row for row in decoding if row.flow not in over])
         budget.keep_for(yielding)
-        admitting = step.add_prompts(self._flows.keys() - over, row_limit)
+        step.add_owed_prompts(row_limit)
+        admitting = step.add_prompts(self._flows.keys() - over, capacity)
         # Before the decodes of over-share flows, to which they leave their time: what a step holds already
         # does not give way.
         budget.keep_all()
         admitting = step.add_prompts(step.entitled(over), row_limit, admitting=admitting)
         budget.begin_yielding(others=bool(step.rows))
-        step.add_yielding(yielding)
+        step.add_yielding(yielding + left_out)
         step.add_prompts(over, row_limit, admitting=admitting)
         self.paused, self.costs = step.paused, step.costs
+        self._flows.stepped(step.costs, self._limits.cost().base_ms)
         self._in_flight = frozenset(self._batch.planned)
         return StepPlan(step.rows, list(step.starts.values()), self.kv.take_moves())
 

@@ -25,7 +25,7 @@ class StepMemory:
         self.pending_tokens = 0  # of prompts, to be computed
         self.preemptions = 0
         self._lanes, self._shares, self._model = lanes, shares, model
-        self._cache = PrefixCache()
+        self.cache = PrefixCache()
         self._entered = 0
         self._watermark_tokens = model.block_tokens * max(
             WATERMARK_BLOCKS, model.kv_tokens // model.block_tokens // 64
@@ -48,7 +48,7 @@ class StepMemory:
         self._entered += 1
         row.entered = self._entered
         if row.prefix and row.left_tokens == row.need_tokens:
-            found = self._cache.match(row.prefix, row.need_tokens - 1)
+            found = self.cache.match(row.prefix, row.need_tokens - 1)
             row.cached_tokens = max(row.cached_tokens, found)
             row.left_tokens -= found
             row.charged_tokens = max(row.charged_tokens, found)
@@ -58,8 +58,8 @@ class StepMemory:
 
     def computed(self, row: Row) -> None:
         if row.prefix:
-            self._cache.add(row.prefix)
-            self._cache.shrink(max(self.free_tokens(self.tally()), 0))
+            self.cache.add(row.prefix)
+            self.cache.shrink(max(self.free_tokens(self.tally()), 0))
 
     def enter(self, lane: Lane, row: Row, yielding: frozenset[Flow]) -> bool:
         """Whether there is room; `yielding` are flows whose rows give way to make it."""

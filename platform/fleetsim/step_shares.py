@@ -7,11 +7,10 @@ than all the others does not yield any more, until it has caught up.
 from collections.abc import Collection
 
 from fleetsim.rows import BATCH, Lane
-from policy.batch_floor import BatchFloor
+from policy.batch_floor import BATCH_PART, BatchFloor
 from policy.flow import Flow
 from policy.shares import VirtualTime, equal_parts, over_share
 
-BATCH_PART = 0.1  # of machine time that batch gets while it wants some
 BATCH_WEIGHT = 0.1  # of an interactive flow's: what batch gets when it has to be given something
 MAX_BEHIND_US = 1_000_000  # a flow yields until all others had so much more machine time
 NOBODY: frozenset[Flow] = frozenset()
@@ -26,10 +25,12 @@ class StepShares:
 
     def __init__(self, *, pausing: bool) -> None:
         self._time: VirtualTime[Flow] = VirtualTime()
-        self._floor = BatchFloor(BATCH_PART)
+        self.floor = BatchFloor(BATCH_PART)
         self._owed_ms: dict[Flow, float] = {}  # charged when somebody asks for times
         self.over: frozenset[Flow] = NOBODY
         self.parts: dict[Flow, float] = {}
+        self.capacity = 0  # rows of interactive flows: batch's floor has room beside them
+        self.batch_rows = 0  # while fewer of batch decode, it may enter whatever the others want
         self.pushed = NOBODY  # over-share in the whole fleet, as the dispatcher said
         self._total_us: dict[Flow, int] = {}
         self._pausing = pausing
@@ -69,14 +70,19 @@ class StepShares:
             self._time.charge(flow, cost_ms)
             cost_us = round(cost_ms * 1000)
             self._total_us[flow] = self._total_us.get(flow, 0) + cost_us
-            self._floor.worked(cost_us, 1, is_batch=flow.klass == BATCH, is_wanted=bool(self._batch))
         self._owed_ms.clear()
+
+    def stepped(self, batch_ms: float, others_ms: float) -> None:
+        """A step was planned, of so much time."""
+        self.floor.stepped(batch_ms, others_ms, is_wanted=bool(self._batch))
 
     def update(self, lanes: dict[Flow, Lane], demand_version: int, capacity: int) -> None:
         """`demand_version` changes with any lane's demand; `capacity` is the row limit."""
         if (demand_version, capacity) != self._known:
             self._known = demand_version, capacity
             self._divide(lanes, capacity)
+        is_due = bool(self._batch) and self.floor.is_due
+        self.batch_rows = 1 + int(2 * BATCH_PART * capacity) if is_due else 0
         yielding = self._beyond | self._batch
         if not yielding:
             self.over, self._catching_up = NOBODY, set()
@@ -84,7 +90,7 @@ class StepShares:
         within = lanes.keys() - yielding
         sharing = lanes.keys() - self._batch
         starved = self._starved(self._beyond, within) if within else set()
-        self._catching_up = starved | self._batch_due(within or sharing)
+        self._catching_up = starved | self._starved(self._batch, within or sharing)
         self.over = yielding - self._catching_up
 
     def part(self, flow: Flow) -> float:
@@ -96,20 +102,16 @@ class StepShares:
     def _divide(self, lanes: dict[Flow, Lane], capacity: int) -> None:
         interactive = {flow: lane.demand for flow, lane in lanes.items() if flow.klass != BATCH}
         sharing = interactive or {flow: lane.demand for flow, lane in lanes.items()}
+        self._batch = frozenset(lanes.keys() - sharing.keys())
+        wanted_rows = sum(lanes[flow].demand for flow in self._batch)
+        capacity -= min(int(BATCH_PART * capacity), wanted_rows)
+        self.capacity = capacity
         weights = {flow: lanes[flow].weight for flow in sharing}
         self.parts = equal_parts(sharing, weights, capacity, least=1)
         if not self._pausing or len(sharing) == 1:
             self._beyond = NOBODY
         else:
             self._beyond = self.pushed & sharing.keys() or over_share(sharing, weights, capacity, least=1)
-        self._batch = frozenset(lanes.keys() - sharing.keys())
-
-    def _batch_due(self, others: Collection[Flow]) -> set[Flow]:
-        """Batch that does not yield: while it has had less than its part, or was left out for long."""
-        if not self._batch:
-            return set()
-        self._settle()
-        return set(self._batch) if self._floor.is_due else self._starved(self._batch, others)
 
     def _starved(self, flows: Collection[Flow], others: Collection[Flow]) -> set[Flow]:
         """Those that had so much less time than all the others; once there, until they have caught up."""

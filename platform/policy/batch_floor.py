@@ -4,6 +4,8 @@ Beyond it batch runs on what the others leave over. That is free: it spends no c
 have, but for a moment's worth, so that reports which come late do not add up to more than the part.
 """
 
+BATCH_PART = 0.1  # of machine time that batch has for certain while it wants some
+STEP_PART = 0.25  # of a replica's step that batch is given at most of what it is owed
 CREDIT_MOST_US = 1_000_000  # of each replica
 DEBT_MOST_US = 100_000
 
@@ -20,6 +22,15 @@ class BatchFloor:
     @property
     def credit_us(self) -> float:
         return self._credit_us
+
+    def step_ms(self, step_ms: float) -> float:
+        """What the next step of one replica, of `step_ms`, is to give batch in place of others."""
+        return min(self._credit_us / 1000, STEP_PART * step_ms) if self.is_due else 0.0
+
+    def stepped(self, batch_ms: float, others_ms: float, *, is_wanted: bool) -> None:
+        """A step of one replica was planned. Its time is that of its rows and what it costs in common."""
+        self.worked(1000 * others_ms, 1, is_batch=False, is_wanted=is_wanted)
+        self.worked(1000 * batch_ms, 1, is_batch=True, is_wanted=is_wanted)
 
     def worked(self, cost_us: float, replicas: int, *, is_batch: bool, is_wanted: bool) -> None:
         """Machine time was given. `is_wanted`: batch has requests, waiting or running."""
