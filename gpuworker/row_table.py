@@ -71,6 +71,10 @@ class RowTable:
         """Why it cannot be taken: code and message."""
         if self._hello.serves == "prefill":
             return "misrouted", "this worker computes prompts for others only"
+        if run.worker not in ("", self._hello.incarnation):
+            return "misrouted", "another process is meant"
+        if run.submit.model != self._hello.model:
+            return "misrouted", f"this worker serves {self._hello.model}, not {run.submit.model}"
         return self._problem(run.submit, max(run.submit.n, 1))
 
     def take(self, row: RowKey, run: Run) -> None:

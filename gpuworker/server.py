@@ -222,7 +222,7 @@ class WorkerServer:
 
     def _refuse(self, row: RowKey, code: str, message: str) -> None:
         logger.warning("refused gateway=%s sid=%d code=%s: %s", row.gateway, row.sid, code, message)
-        self._link.send(Refused(row=row, code=code, message=message))
+        self._link.send(Refused(row=row, code=code, message=message, digest=self._identity.digest))
 
     # -- backend ------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Placing:
         waiting, worker = placement.waiting, version.holders[placement.replica]
         request = request_of(waiting)
         helper = helper_choose(self._members.workers.values(), request, worker, now_ms)
-        if not worker.peer.send(_run_make(request, waiting, helper, now_ms)):
+        if not worker.peer.send(_run_make(request, waiting, worker, helper, now_ms)):
             # Its connection is at its end: somebody else, or later.
             worker.paused_until_ms = now_ms + REFUSAL_PAUSE_MS
             version.queue.requeue(waiting, now_ms)
@@ -46,7 +46,9 @@ def request_of(waiting: Waiting) -> Request:
     return request
 
 
-def _run_make(request: Request, waiting: Waiting, helper: Worker | None, now_ms: float) -> Run:
+def _run_make(
+    request: Request, waiting: Waiting, worker: Worker, helper: Worker | None, now_ms: float
+) -> Run:
     """With what is left of its deadline, and as the flow that the queue made of it: batch may be urgent."""
     assert request.submit is not None
     submit = replace(
@@ -56,5 +58,8 @@ def _run_make(request: Request, waiting: Waiting, helper: Worker | None, now_ms:
         weight=waiting.weight,
     )
     return Run(
-        gateway=request.row.gateway, submit=submit, prefill_from=helper.hello.address if helper else ""
+        gateway=request.row.gateway,
+        submit=submit,
+        prefill_from=helper.hello.address if helper else "",
+        worker=worker.hello.incarnation,
     )

@@ -9,7 +9,7 @@ from gpuworker.wire.messages import Refused, Report
 from policy.flow import Flow
 
 # Refusals that another moment or another replica may cure; anything else ends the request.
-_RETRYABLE_REFUSALS = ("capacity", "draining")
+_RETRYABLE_REFUSALS = ("capacity", "draining", "misrouted")
 
 
 class Reporting:

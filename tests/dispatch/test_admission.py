@@ -145,7 +145,7 @@ def test_it_is_refused_too_when_the_last_that_could_hold_it_goes(scene: Scene) -
 # -- workers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", ["misrouted", "unservable", "invalid_grammar"])
+@pytest.mark.parametrize("code", ["too_long", "unservable", "invalid_grammar"])
 def test_the_reason_of_a_refusal_is_the_workers(scene: Scene, code: str) -> None:
     scene.worker()
     scene.submit(1)

@@ -142,7 +142,7 @@ def test_a_worker_that_drains_gets_nothing_more(scene: Scene) -> None:
 def test_any_other_refusal_ends_the_request(scene: Scene) -> None:
     scene.worker()
     scene.submit(1)
-    scene.dispatcher.refused("w", Refused(row=RowKey("g", 1), code="misrouted", message="x"), scene.now)
+    scene.dispatcher.refused("w", Refused(row=RowKey("g", 1), code="unservable", message="x"), scene.now)
     assert [e.code for e in scene.gateway.of(Ended)] == ["refused"]
 
 

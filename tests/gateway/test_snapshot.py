@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import psycopg
 import pytest
 from asgiref.sync import sync_to_async
 
@@ -66,6 +67,27 @@ async def operator(service: Callable[..., Any], **arguments: Any) -> Any:
 
 def quotas_of(snapshot: Snapshot, key: ApiKey) -> tuple[QuotaLimit, ...]:
     return snapshot.grants[key.public_id].quotas
+
+
+async def test_a_route_is_followed_though_nobody_gives_notice_and_never_back(
+    followed: Followed, database: Database
+) -> None:
+    # Given a change that no trigger tells of, as by a connection that lost its notices
+    def write(revision: int) -> None:
+        with psycopg.connect(database.admin_url, autocommit=True) as conn:
+            conn.execute("SET session_replication_role = replica")
+            conn.execute("UPDATE modelsvc_modelroute SET revision = %s", (revision,))
+
+    await asyncio.to_thread(write, 7)
+    # Then it is seen within a second
+    await followed.shows(lambda snapshot: snapshot.routes["large"].revision == 7)
+    # And what a server that lags says changes nothing
+    await asyncio.to_thread(write, 3)
+    await asyncio.sleep(1.5)
+    assert followed.feed.current is not None
+    assert followed.feed.current.routes["large"].revision == 7
+    await asyncio.to_thread(write, 8)
+    await followed.shows(lambda snapshot: snapshot.routes["large"].revision == 8)
 
 
 async def test_a_quota_set_changed_and_removed_is_seen_at_once(followed: Followed, key: ApiKey) -> None:

@@ -1,6 +1,8 @@
 """Keys, quotas, routes and prices in memory: loaded from PostgreSQL, reloaded on NOTIFY and every 30 s.
 
-While PostgreSQL is away the last snapshot keeps serving; `loaded_at` says how old it is.
+Twice a second one number is asked for: so a connection that died without a word is noticed, and a route that
+changed without a notice. While PostgreSQL is away the last snapshot keeps serving, and `loaded_at` says how old
+it is. Routes never go back to an older revision.
 """
 
 import asyncio
@@ -15,12 +17,14 @@ import psycopg
 from billing.contracts import Price
 from billing.prices import prices_load
 from modelsvc.contracts import ModelRoute
-from modelsvc.routes import routes_load
+from modelsvc.routes import routes_load, routes_merge, routes_revision
 from tenants.contracts import KeyGrant
 from tenants.data_keys import DataKeyUnreadable
 from tenants.grants import SNAPSHOT_CHANNEL, grants_load
 
 RELOAD_S = 30.0
+CHECK_S = 0.5
+_CHECK_TIMEOUT_S = 2.0  # then another connection is made
 _LOAD_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5
 _MIN_BACKOFF_S = 0.1
@@ -72,9 +76,19 @@ class SnapshotFeed:
             await conn.execute(f"LISTEN {SNAPSHOT_CHANNEL}")
             while True:
                 async with asyncio.timeout(_LOAD_TIMEOUT_S):
+                    revision = await routes_revision(conn)  # before what it stands for
                     await self._load(conn)
-                async for _ in conn.notifies(timeout=RELOAD_S, stop_after=1):
-                    pass
+                await self._changed(conn, revision)
+
+    async def _changed(self, conn: psycopg.AsyncConnection[Any], revision: int) -> None:
+        """Returns when there may be something new."""
+        reload_at = time.monotonic() + RELOAD_S
+        while time.monotonic() < reload_at:
+            async for _ in conn.notifies(timeout=CHECK_S, stop_after=1):
+                return
+            async with asyncio.timeout(_CHECK_TIMEOUT_S):
+                if await routes_revision(conn) != revision:
+                    return
 
     async def _load(self, conn: psycopg.AsyncConnection[Any]) -> None:
         grants = await grants_load(conn, self._master_keys)
@@ -82,7 +96,7 @@ class SnapshotFeed:
         prices = await prices_load(conn)
         self.current = Snapshot(
             grants={grant.public_id: grant for grant in grants},
-            routes={route.slug: route for route in routes},
+            routes=routes_merge(self.current.routes if self.current else {}, routes),
             loaded_at=time.monotonic(),
             prices={price.model: price for price in prices},
         )

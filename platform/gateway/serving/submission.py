@@ -203,6 +203,7 @@ def _submit_message(
         weight=grant.weight,
         retries=_retries_of(prepared.call.headers),
         wants_ids=_may_continue(generation, grant),
+        route_revision=route.revision,
         expected_tokens=generation.n
         * gateway.quotas.expected_tokens(grant.tenant_id, route.slug, prepared.max_tokens[index]),
     )
