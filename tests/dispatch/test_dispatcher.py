@@ -139,6 +139,19 @@ def test_a_worker_that_drains_gets_nothing_more(scene: Scene) -> None:
     assert [run.submit.sid for run in scene.worker("new").of(Run)] == [1]
 
 
+def test_who_was_let_in_is_let_in_again_when_its_replica_was_lost() -> None:
+    # Given a queue that is full
+    scene = Scene(queue=QueueSettings(queue_least=1, queue_most=2, queue_unknown=2))
+    for sid in range(5):
+        scene.submit(sid)
+    assert [ended.sid for ended in scene.gateway.of(Ended)] == [2, 3, 4]
+    # When a request comes whose replica was lost
+    scene.submit(9, moves=1)
+    # Then it waits, and runs
+    assert [ended.sid for ended in scene.gateway.of(Ended)] == [2, 3, 4]
+    assert 9 in [run.submit.sid for run in scene.worker().of(Run)]
+
+
 def test_any_other_refusal_ends_the_request(scene: Scene) -> None:
     scene.worker()
     scene.submit(1)
