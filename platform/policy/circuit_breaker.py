@@ -48,7 +48,7 @@ class CircuitBreaker:
         return True
 
     def trip(self, now_ms: float, *, at_once: bool = False) -> None:
-        """Opens it, whatever the count; `at_once`: a probe is due without a pause. Open already: no change."""
+        """Opens it, whatever the count; `at_once`: a probe is due at once. Open already: no change."""
         if self.is_closed:
             self._pause_ms = self._settings.first_pause_ms
             self._probe_ms = now_ms if at_once else now_ms + self._pause_ms

@@ -1,5 +1,5 @@
-"""When a step lasts so long that its engine hangs: far beyond what was predicted for it, so that a long prompt
-is no fault. Pure."""
+"""When a step lasts so long that its engine hangs: far beyond what was predicted for it, so a long prompt is
+no fault. Pure."""
 
 LEAST_MS = 1_000.0
 TIMES = 5  # what was predicted: so wrong no prediction is
