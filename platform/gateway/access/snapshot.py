@@ -1,8 +1,8 @@
 """Keys, quotas, routes and prices in memory: loaded from PostgreSQL, reloaded on NOTIFY and every 30 s.
 
 Twice a second one number is asked for: so a connection that died without a word is noticed, and a route that
-changed without a notice. While PostgreSQL is away the last snapshot keeps serving; `loaded_at` says how old it
-is. Routes never go back to an older revision.
+changed without a notice. While PostgreSQL is away the last snapshot keeps serving; `loaded_at` says how old
+it is. Routes never go back to an older revision.
 """
 
 import asyncio
