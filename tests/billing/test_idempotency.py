@@ -263,7 +263,7 @@ async def test_connections_that_died_while_idle_are_replaced(shop: Shop, store: 
     await claimed(one, shop.a, "before")
     await administer(
         shop,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"  # returns when they have ended
         f" WHERE datname = '{shop.database.name}' AND pid <> pg_backend_pid() AND query <> ''",
     )
     await claimed(one, shop.a, "after")
