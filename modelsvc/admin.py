@@ -3,12 +3,12 @@
 from django import forms
 from django.contrib import admin, messages
 from django.core.validators import MinValueValidator
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
-from modelsvc.models import Model, ModelRoute, ModelVersion
+from modelsvc.models import Model, ModelRoute, ModelVersion, Upstream
 from modelsvc.services import (
     RegistryError,
     route_limit_set,
@@ -16,6 +16,7 @@ from modelsvc.services import (
     route_switch,
     version_retire,
 )
+from modelsvc.upstreams import upstream_enable
 from tenants.admin_actions import answer_ask
 
 
@@ -96,6 +97,49 @@ class ModelVersionAdmin(RegistryAdmin):
                 self.message_user(request, str(error), messages.ERROR)
             else:
                 self.message_user(request, f"{version.digest[:12]} is retired", messages.SUCCESS)
+
+
+@admin.register(Upstream)
+class UpstreamAdmin(RegistryAdmin):
+    """Made and changed by `manage.py upstream`. The key is in no field, sealed or not."""
+
+    list_display = ("name", "kind", "flavour", "url", "version", "model_name", "is_enabled", "has_key")
+    list_filter = ("kind", "is_enabled")
+    list_select_related = ("version", "version__model")
+    search_fields = ("name", "url", "version__model__slug")
+    fields = (
+        *("name", "kind", "flavour", "url", "version", "model_name", "revision", "max_rows", "options"),
+        *("is_enabled", "has_key", "created_at", "updated_at"),
+    )
+    readonly_fields = fields
+    actions = ("enable", "disable")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Upstream]:
+        upstreams: QuerySet[Upstream] = super().get_queryset(request)
+        return upstreams.defer("sealed_key").annotate(has_key_=Q(sealed_key__isnull=False))
+
+    @admin.display(boolean=True, description="Has a key")
+    def has_key(self, upstream: Upstream) -> bool:
+        return bool(getattr(upstream, "has_key_", False))
+
+    def has_switch_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("modelsvc.change_upstream")
+
+    @admin.action(description="Start a worker for it, with the next start", permissions=["switch"])
+    def enable(self, request: HttpRequest, queryset: QuerySet[Upstream]) -> None:
+        self._enable(request, queryset, is_enabled=True)
+
+    @admin.action(description="Start no worker for it any more", permissions=["switch"])
+    def disable(self, request: HttpRequest, queryset: QuerySet[Upstream]) -> None:
+        self._enable(request, queryset, is_enabled=False)
+
+    def _enable(self, request: HttpRequest, queryset: QuerySet[Upstream], *, is_enabled: bool) -> None:
+        for name in list(queryset.values_list("name", flat=True)):
+            try:
+                upstream_enable(name=name, is_enabled=is_enabled, actor=request.user.get_username())
+            except RegistryError as error:
+                self.message_user(request, str(error), messages.ERROR)
+        self.message_user(request, "Said: workers that run now are left as they are.", messages.SUCCESS)
 
 
 @admin.register(ModelRoute)

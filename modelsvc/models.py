@@ -15,6 +15,8 @@ from tenants.scoping import Tenancy
 
 SLUG_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*\Z"  # \Z, not $: Python's $ lets a newline follow
 SLUG_MESSAGE = "A model's slug consists of letters, digits and . _ / : - and begins with a letter or a digit."
+UPSTREAM_PATTERN = r"^[a-z0-9][a-z0-9-]{0,31}\Z"  # part of a process's name, and of a socket's
+UPSTREAM_MESSAGE = "An upstream's name consists of at most 32 small letters, digits and -."
 DIGEST_PATTERN = r"^[0-9a-f]{64}\Z"
 
 
@@ -76,6 +78,52 @@ class ModelVersion(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model} {self.digest[:12]}"
+
+
+class Upstream(models.Model):
+    """A server of somebody else's that answers for a version, through a worker of ours.
+
+    Its key is sealed by a master key (`upstream_keys`), and is in no page and no message.
+    """
+
+    tenancy: ClassVar[Tenancy] = "global"
+
+    class Kind(models.TextChoices):
+        OPENAI = "openai"
+        TGI = "tgi"
+
+    id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
+    name = models.CharField(
+        max_length=32, unique=True, validators=[RegexValidator(UPSTREAM_PATTERN, UPSTREAM_MESSAGE)]
+    )
+    kind = models.CharField(max_length=16, choices=Kind)
+    flavour = models.CharField(max_length=16, blank=True, default="generic")
+    url = models.CharField(max_length=500)
+    version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="upstreams")
+    model_name = models.CharField(max_length=200, help_text="What the server calls the model.")
+    revision = models.CharField(max_length=100, blank=True)
+    max_rows = models.PositiveIntegerField(default=64, validators=[MinValueValidator(1)])
+    options = models.JSONField(default=dict, blank=True, help_text="Seconds of patience, by name.")
+    is_enabled = models.BooleanField(default=True)
+    master_key_id = models.CharField(max_length=16, blank=True)
+    sealed_key = models.BinaryField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = (
+            models.CheckConstraint(
+                name="upstream_name_plain", condition=models.Q(name__regex=UPSTREAM_PATTERN)
+            ),
+            models.CheckConstraint(
+                name="upstream_kind_known", condition=models.Q(kind__in=("openai", "tgi"))
+            ),
+            models.CheckConstraint(name="upstream_rows_positive", condition=models.Q(max_rows__gt=0)),
+        )
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class ModelRoute(models.Model):

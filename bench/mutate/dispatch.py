@@ -20,6 +20,10 @@ SERVER = "platform/dispatch/server.py"
 PREFILL = "platform/dispatch/prefill.py"
 PREFIXES = "platform/dispatch/prefixes.py"
 PLACEMENT = "platform/policy/placement.py"
+PLACER = "platform/policy/placer.py"
+INDEX = "platform/policy/router_index.py"
+ROOM = "platform/policy/room.py"
+ROOMS = "platform/policy/rooms.py"
 
 MUTATIONS = [
     Mutation("a run is never reported", FLEET, "self._unreported_tokens -= self", "self"),
@@ -33,14 +37,24 @@ MUTATIONS = [
     Mutation("silent helper", PREFILL, "other.may_take(now_ms)", "True"),
     Mutation("helped though it reads no cache", PREFILL, " or submit.sampling.prompt_logprobs >= 0", ""),
     Mutation("held prefixes ignored", PREFILL, "worker.prefixes.cached_tokens(submit)", "0"),
-    Mutation("held prefixes kept", PREFIXES, "self._held.difference_update(report.evicted)", "pass"),
-    Mutation("held prefixes not forgotten", PREFIXES, "self._held.clear()", "pass"),
+    Mutation("held prefixes kept", INDEX, "entry.pop(slot, None)", "pass"),
+    Mutation("held prefixes not forgotten", INDEX, "        if is_reset:\n", "        if False:\n"),
     Mutation(
         "prefix with a hole",
-        PREFIXES,
-        "                break",
-        "                holders = [*alike.values()][0]",
+        INDEX,
+        "!= _REPORTED:\n                break",
+        "!= _REPORTED:\n                continue",
     ),
+    Mutation(
+        "a hit is worth nothing",
+        ROOM,
+        "waiting.prompt_tokens - int(cached_tokens))",
+        "waiting.prompt_tokens)",
+    ),
+    Mutation("prompts before it cost nothing", ROOM, "cost.token_ms * (before + new)", "cost.token_ms * new"),
+    Mutation("nothing is guessed", PLACER, "prefixes.placed(key, head.chains, now_ms)", "pass"),
+    Mutation("what nobody holds has no home", ROOMS, "if waiting.chains and not hits:", "if False:"),
+    Mutation("tenants share prefixes", PREFIXES, "self._secret, submit.tenant,", 'self._secret, "",'),
     Mutation(
         "short prompts move",
         PLACEMENT,
@@ -159,7 +173,12 @@ MUTATIONS = [
     Mutation("weights are all one", REQUESTS, "weight=_weight(submit.weight)", "weight=1.0"),
     Mutation("weights that are none", REQUESTS, "said > 0 and math.isfinite(said)", "True"),
     Mutation("output is not learned", REQUESTS, "if submit.expected_tokens > 0", "if False"),
-    Mutation("cached prompts cost all", REQUESTS, "cached_tokens=cached_tokens,", "cached_tokens=0,"),
+    Mutation(
+        "cached prompts cost all",
+        SUBMITTING,
+        "version.queue.prefixes.most(request.waiting.chains, now_ms)",
+        "0",
+    ),
     Mutation("holder of other weights", JOINING, "version.holders[hello.incarnation] = worker", "pass"),
     Mutation(
         "rows on a prefill worker",
@@ -261,7 +280,7 @@ MUTATIONS = [
     Mutation("stranger stays", SERVER, "self._strangers.pop(connection, None)\n        for", "for"),
 ]
 
-TESTS = ("dispatcher", "admission", "announcing", "prefill", "recovery", "sharing", "simulation")
+TESTS = ("dispatcher", "admission", "announcing", "prefill", "recovery", "routing", "sharing", "simulation")
 SUITE = Suite(
     name="dispatch",
     folders=["gpuworker", "platform/config", "platform/dispatch", "platform/policy", "tests/dispatch"],

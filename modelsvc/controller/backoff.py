@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
@@ -16,13 +17,13 @@ class Backoff:
         self._delay_s = FIRST_DELAY_S
         self._trouble = ""
 
-    async def failed(self, error: Exception) -> None:
-        """Says it, and waits."""
+    async def failed(self, error: Exception, pause_s: Callable[[float], float] = float) -> None:
+        """Says it, and waits; `pause_s` may change for how long."""
         trouble = f"{type(error).__name__}: {error}"
         if trouble != self._trouble:
             self._logger.warning("%s: %s; trying again", self._subject, trouble)
             self._trouble = trouble
-        await asyncio.sleep(self._delay_s)
+        await asyncio.sleep(pause_s(self._delay_s))
         self._delay_s = min(self._delay_s * 2, MAX_DELAY_S)
 
     def succeeded(self) -> None:

@@ -14,6 +14,7 @@ from billing.presence import Presence
 from billing.reaper import reap
 from gpuworker.wire.messages import FleetState, new_incarnation
 from gpuworker.wire.tasks import tasks_end
+from gpuworker.wire.tls import WireTls
 from modelsvc.controller.backoff import Backoff
 from modelsvc.controller.collector import COLLECT_INTERVAL_S, Pool, UsageCollector
 from modelsvc.controller.fleet import fleet_follow
@@ -35,6 +36,7 @@ class ControllerSettings:
     wire_secret: str
     database_url: str
     redis_url: str
+    tls: WireTls | None = None
     name: str = "controller"
     reap_interval_s: float = REAP_INTERVAL_S
     collect_interval_s: float = COLLECT_INTERVAL_S
@@ -62,7 +64,9 @@ async def controller_run(
     async with pool, Redis.from_url(settings.redis_url) as valkey, asyncio.TaskGroup() as group:
         publisher = FleetPublisher(layer, valkey)
         levels = LevelWatch(settings.name)
-        collector = UsageCollector(pool, group, interval_s=settings.collect_interval_s, **greeting)
+        collector = UsageCollector(
+            pool, group, interval_s=settings.collect_interval_s, tls=settings.tls, **greeting
+        )
 
         def observe(state: FleetState) -> None:
             gateways.observe((gateway.incarnation for gateway in state.gateways), now_s())
@@ -86,7 +90,9 @@ async def controller_run(
                     await backoff.failed(error)
 
         running = [
-            group.create_task(fleet_follow(settings.dispatch_address, on_state=observe, **greeting)),
+            group.create_task(
+                fleet_follow(settings.dispatch_address, on_state=observe, tls=settings.tls, **greeting)
+            ),
             group.create_task(publisher.run()),
             group.create_task(levels.run()),
             group.create_task(reap_regularly()),

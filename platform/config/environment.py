@@ -36,11 +36,25 @@ def spool_dir() -> Path:
 
 
 def dispatch_address() -> str:
+    """Of the dispatcher; several, separated by commas, where others stand by."""
     return _required("SLUICE_DISPATCH", "dispatcher address, unix:/path or tcp://host:port")
+
+
+def dispatch_addresses() -> tuple[str, ...]:
+    """Of all dispatchers; none where the setting is absent."""
+    return tuple(dict.fromkeys(_list("SLUICE_DISPATCH")))
 
 
 def wire_secret() -> str:
     return _required("SLUICE_WIRE_SECRET", "shared secret of gateways, dispatcher, workers and controller")
+
+
+def wire_tls_files() -> tuple[str, str, str]:
+    """PEM files of this process's certificate, its key, and the authority, for TLS between processes: all or
+    none (`gpuworker.wire.tls`)."""
+    names = ("SLUICE_WIRE_TLS_CERT", "SLUICE_WIRE_TLS_KEY", "SLUICE_WIRE_TLS_CA")
+    certificate, key, authority = (os.environ.get(name, "") for name in names)
+    return certificate, key, authority
 
 
 def gateway_id() -> str:

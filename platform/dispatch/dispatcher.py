@@ -76,7 +76,10 @@ class Dispatcher:
         self._serve(self._reporting.report(incarnation, report, now_ms), now_ms)
 
     def refused(self, incarnation: str, refused: Refused, now_ms: float) -> None:
-        self._serve(self._reporting.refused(incarnation, refused, now_ms), now_ms)
+        version = self._reporting.refused(incarnation, refused, now_ms)
+        if refused.digest and refused.digest != self._members.workers[incarnation].hello.digest:
+            self._joining.worker_lost(incarnation, f"holds {refused.digest}, which is not what it said")
+        self._serve(version, now_ms)
 
     # -- time ---------------------------------------------------------------------------------------------
 

@@ -60,10 +60,12 @@ class Joining:
         assert hello.capacity is not None
         for other in [w for w in self._workers.values() if w.hello.id == hello.id]:
             self.worker_lost(other.hello.incarnation, "replaced by a newer connection")
-        prefixes = PrefixIndex(self._prefix_secret, hello.digest, hello.kv_dtype)
+        version = self._versions.add(hello.digest, hello.model, now_ms)
+        prefixes = PrefixIndex(
+            self._prefix_secret, hello.digest, hello.kv_dtype, hello.incarnation, version.queue.prefixes
+        )
         worker = Worker(hello, hello.capacity, peer, now_ms, prefixes)
         self._workers[hello.incarnation] = worker
-        version = self._versions.add(hello.digest, hello.model, now_ms)
         rows = dict(zip(hello.running, hello.choices or [1] * len(hello.running), strict=True))
         adopted = [self._adopt(worker, row, choices, now_ms) for row, choices in rows.items()]
         if worker.takes_rows:
@@ -104,6 +106,7 @@ class Joining:
             return
         logger.warning("worker %s lost with %d rows: %s", worker.hello.id, len(worker.placed), cause)
         worker.peer.abort(cause)
+        worker.prefixes.gone()
         for request in worker.lost():
             if gateway := self._gateways.get(request.row.gateway):
                 gateway.release(request)

@@ -27,7 +27,9 @@ class Submitting:
         self.submitted += 1
         version = self._versions.add(submit.digest, submit.model, now_ms)
         request = request_make(row, submit, self._limits, now_ms)
-        request.waiting = waiting_make(request, submit, version.cached_tokens(submit))
+        request.waiting = waiting_make(request, submit)
+        request.waiting.chains = version.chains(submit)
+        request.waiting.cached_tokens = version.queue.prefixes.most(request.waiting.chains, now_ms)
         gateway.rows[row] = request
         enter = version.queue.readmit if submit.moves else version.queue.submit
         if refusal := enter(request.waiting, now_ms):

@@ -10,11 +10,12 @@ from random import Random
 
 from dispatch.fleet import Worker
 from dispatch.limits import Limits
-from dispatch.prefixes import cached_tokens_most
+from dispatch.prefixes import chains_of
 from dispatch.requests import Request
 from gpuworker.wire.messages import Submit
 from policy.flow import CLASSES, Flow
 from policy.model_queue import ModelQueue
+from policy.prefix import Chain
 
 FORGET_MS = 600_000  # until then a request for a version that lost its last replica is refused sooner
 
@@ -37,9 +38,9 @@ class Version:
     def is_waited_for(self) -> bool:
         return any(self.queue.depth(klass) for klass in CLASSES)
 
-    def cached_tokens(self, submit: Submit) -> int:
-        """Prompt tokens that need not be computed, on the replica that holds most of them."""
-        return cached_tokens_most((worker.prefixes for worker in self.holders.values()), submit)
+    def chains(self, submit: Submit) -> tuple[Chain, ...]:
+        """Names of its prompt's prefixes, as the replicas there are name them."""
+        return chains_of((worker.prefixes for worker in self.holders.values()), submit)
 
     def replicas_refresh(self, now_ms: float) -> None:
         """Silence and pauses begin and end without a message."""

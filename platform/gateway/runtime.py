@@ -272,6 +272,7 @@ class Gateway:
         metrics.dispatcher_connected.set(upstream.dispatcher.is_ready)
         if snapshot := self.snapshots.current:
             metrics.snapshot_age.set(time.monotonic() - snapshot.loaded_at)
+            metrics.routes_age.set(time.monotonic() - self.snapshots.known_at)
             for slug, route in snapshot.routes.items():
                 metrics.degradation.labels(slug).set(upstream.pressure.level(route.digest))
         self.spool.measure()

@@ -1,7 +1,8 @@
 """Waiting requests by flow, and whose turn it is: the flow that was given least machine time is next.
 
-Within a flow the earliest deadline is first. A flow that asks for more rows than its weight's part of the
-fleet is over its share. One of these queues holds one precedence: interactive requests, or batch.
+Within a flow the earliest deadline is first, after what was interrupted. A flow that asks for more rows than
+its weight's part of the fleet is over its share. One of these queues holds one precedence: interactive
+requests, or batch.
 """
 
 import heapq
@@ -73,7 +74,8 @@ class FairQueue:
         self._time.activate(waiting.flow, waiting.weight)
         if not state.waiting:
             self.queued_weight += state.weight
-        rank = (waiting.deadline_ms, waiting.arrived_ms, waiting.sequence)
+        due_ms = -inf if waiting.comes_first else waiting.deadline_ms
+        rank = (due_ms, waiting.arrived_ms, waiting.sequence)
         state.waiting.push(rank, waiting.key, waiting)
         self._count(state, waiting, 1)
         self._touch(state)

@@ -8,25 +8,20 @@ from collections.abc import Hashable, Sequence
 from random import Random
 
 from policy import queue_views as views
+from policy.deadlines import Deadlines
 from policy.entrance import Entrance
+from policy.failover_budget import FailoverBudget
 from policy.fair_queue import FairQueue
-from policy.flow import BATCH, BATCH_URGENT, CLASSES, INTERACTIVE, Flow
+from policy.flow import BATCH_URGENT, CLASSES, INTERACTIVE, Flow
 from policy.flow_state import FlowState
 from policy.placement import Replica
 from policy.placer import Placer
 from policy.queue_settings import QueueSettings
-from policy.removable_heap import RemovableHeap
+from policy.router_index import PrefixHolders
 from policy.waiting import FlowView, LevelChange, Placement, Refusal, Waiting
 from policy.work import WorkEstimate
 
 __all__ = [
-    "BATCH",
-    "BATCH_URGENT",
-    "CLASSES",
-    "INTERACTIVE",
-    "Flow",
-    "FlowView",
-    "LevelChange",
     "ModelQueue",
     "Placement",
     "QueueSettings",
@@ -34,8 +29,6 @@ __all__ = [
     "Replica",
     "Waiting",
 ]
-
-URGENT_SLACK = 2  # batch is urgent when only so many times its expected service is left
 
 
 class ModelQueue:
@@ -46,13 +39,14 @@ class ModelQueue:
 
     def __init__(self, settings: QueueSettings, now_ms: float, rng: Random | None = None) -> None:
         self._settings = settings
-        self._placer = Placer(settings, now_ms)
+        rng = rng or Random(0)  # noqa: S311 - hides nothing
+        self._placer = Placer(settings, now_ms, Random(rng.getrandbits(32)))  # noqa: S311
         self._interactive, self._batch = self._placer.interactive, self._placer.batch
         self._queues = (self._interactive, self._batch)
-        self._entrance = Entrance(settings, self._placer, rng or Random(0), now_ms)  # noqa: S311 - hides nothing
+        self._entrance = Entrance(settings, self._placer, rng, now_ms)
         self._waiting: dict[Hashable, Waiting] = {}
-        self._starts: RemovableHeap[Waiting] = RemovableHeap()  # by when they have to start
-        self._urgent: RemovableHeap[Waiting] = RemovableHeap()  # batch, by when it becomes urgent
+        self._deadlines = Deadlines(settings.prefill_inflation)
+        self._failovers = FailoverBudget(now_ms)
         self._late: list[Waiting] = []
         self._estimate = WorkEstimate()
         self._sequence = 0
@@ -65,19 +59,22 @@ class ModelQueue:
         """None: it waits. A refusal changes nothing. Raises ValueError for a key that is here already."""
         self._check_new(waiting)
         self._now_ms = now_ms
-        waiting.work_us = self._work_us(waiting)
-        if refusal := self._entrance.refusal(waiting, self._prefill_ms(waiting), now_ms):
+        waiting.work_us = self._estimate.work_us(waiting)
+        if refusal := self._entrance.refusal(waiting, self._estimate, now_ms):
             return refusal
         self._arrive(waiting, now_ms)
         return None
 
     def readmit(self, waiting: Waiting, now_ms: float) -> Refusal | None:
-        """A request that was let in before and whose replica was lost: it waits by its age, unless no replica
-        can hold it. Raises ValueError for a key that is here already."""
+        """A request that was let in before and whose replica was lost: first of its flow within the budget for
+        that, else by its deadline; unless no replica can hold it. Raises ValueError for a key that is here
+        already."""
         self._check_new(waiting)
         self._now_ms = now_ms
         if refusal := self._entrance.unservable(waiting):
             return refusal
+        cost_ms, replicas = self._estimate.prefill_ms(waiting), len(self._placer.rooms)
+        waiting.comes_first = self._failovers.take(cost_ms, replicas, now_ms)
         self._arrive(waiting, now_ms)
         return None
 
@@ -114,6 +111,10 @@ class ModelQueue:
         late, self._late = self._late, []
         return late
 
+    def retry_after_ms(self, expired: Waiting, now_ms: float) -> int:
+        """When one that waited in vain may come back, a place booked. 0: nothing can be promised."""
+        return self._entrance.told_ms(expired, now_ms)
+
     def unservable(self) -> list[Waiting]:
         """Requests that no replica can hold any more, since others went; they wait no longer."""
         if not self._most_tokens_fell or not len(self._placer.rooms):
@@ -142,20 +143,14 @@ class ModelQueue:
     def prefilled(self, key: Hashable) -> None:
         """The prompt of a placed request is computed. Unknown keys are ignored."""
         if waiting := self._placer.prefilled(key, self._now_ms):
-            self._entrance.done(waiting, self._prefill_us(waiting))
+            self._entrance.done(waiting, self._estimate.prefill_us(waiting))
 
     def ended(self, key: Hashable, now_ms: float, *, was_cut: bool = False) -> None:
         """A placed request runs no more. `was_cut`: before all its output was produced. Unknown keys are
         ignored."""
         placed = self._placer.ended(key)
-        # Of one that was adopted nothing was estimated.
-        if placed is not None and placed.prefilled_ms is not None and placed.waiting.work_us:
-            waiting = placed.waiting
-            work_us = waiting.work_us - self._prefill_us(waiting)
-            if was_cut:  # how far it came, the time it had says
-                decode_ms = self._estimate.service_ms(waiting, 0.0)
-                work_us = round(work_us * min(1.0, (now_ms - placed.prefilled_ms) / max(decode_ms, 1.0)))
-            self._entrance.done(waiting, work_us)
+        if placed is not None:
+            self._entrance.ended(placed, self._estimate, now_ms, was_cut=was_cut)
 
     def worked(self, replica_key: str, flow: Flow, total_us: int) -> None:
         """Machine time the replica gave to the flow since its start: cumulative, so it may be said twice."""
@@ -185,6 +180,13 @@ class ModelQueue:
         self._most_tokens_fell = True
         return self._placer.replica_gone(key)
 
+    # -- prefixes -----------------------------------------------------------------------------------------
+
+    @property
+    def prefixes(self) -> PrefixHolders:
+        """Who holds which beginnings of prompts: to be told what replicas report."""
+        return self._placer.rooms.prefixes
+
     # -- time ---------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: float) -> list[LevelChange]:
@@ -195,7 +197,7 @@ class ModelQueue:
             return []
         self._ticked_ms = now_ms
         self._entrance.drain_tick(now_ms, is_bounded=self._estimate.cost is not None)
-        for waiting in self._urgent.pop_until((now_ms,)):
+        for waiting in self._deadlines.urgent(now_ms):
             self._hurry(waiting)
         for queue in self._queues:
             queue.tick(now_ms, elapsed_ms, self.drain_rate)
@@ -260,41 +262,24 @@ class ModelQueue:
 
     def _arrive(self, waiting: Waiting, now_ms: float) -> None:
         self._sequence += 1
-        waiting.sequence, waiting.work_us = self._sequence, self._work_us(waiting)
+        waiting.sequence, waiting.work_us = self._sequence, self._estimate.work_us(waiting)
         self._enter(waiting)
         self._queue(waiting).arrive(waiting, deadline_ms=waiting.deadline_ms - now_ms)
 
-    def _work_us(self, waiting: Waiting) -> int:
-        return self._prefill_us(waiting) + round(1000 * self._estimate.decode_ms(waiting))
-
-    def _prefill_us(self, waiting: Waiting) -> int:
-        """Machine time of its prompt."""
-        return round(1000 * self._estimate.prefill_ms(waiting))
-
-    def _prefill_ms(self, waiting: Waiting) -> float:
-        """From its start to its first token."""
-        return self._settings.prefill_inflation * self._estimate.prefill_ms(waiting)
-
     def _enter(self, waiting: Waiting) -> None:
-        waiting.latest_ms = waiting.deadline_ms - self._prefill_ms(waiting)
         self._waiting[waiting.key] = waiting
-        self._starts.push((waiting.latest_ms, waiting.sequence), waiting.key, waiting)
-        if waiting.flow.klass == BATCH:
-            service_ms = self._estimate.service_ms(waiting, self._settings.prefill_inflation)
-            urgent_ms = waiting.deadline_ms - URGENT_SLACK * service_ms
-            self._urgent.push((urgent_ms, waiting.sequence), waiting.key, waiting)
+        self._deadlines.enter(waiting, self._estimate)
         self._placer.changed()
 
     def _leave(self, waiting: Waiting) -> None:
         """It waits no more."""
         del self._waiting[waiting.key]
-        self._starts.remove(waiting.key)
-        self._urgent.remove(waiting.key)
+        self._deadlines.leave(waiting)
         if not self._interactive.depth:
             self._entrance.ran_dry()
 
     def _drop_late(self, now_ms: float) -> None:
-        for waiting in self._starts.pop_until((now_ms,)):
+        for waiting in self._deadlines.late(now_ms):
             self._late.append(waiting)
             self.remove(waiting.key)
 

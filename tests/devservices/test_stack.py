@@ -64,11 +64,11 @@ def test_only_those_who_need_a_secret_have_it(
     monkeypatch.setenv("https_proxy", "https://user:secret@proxy.example")
     secrets = {"SLUICE_KEY_PEPPER", "SLUICE_SECRET_KEY", "SLUICE_DB_APP", "SLUICE_DB_OPERATOR"}
     secrets |= {"SLUICE_MASTER_KEY"}
-    for spec in (stack.worker(0, "demo", "d"), stack.dispatcher()):
+    for spec in (stack.worker(0, "demo", "d"), stack.dispatchers()[0]):
         assert not secrets & spec.environment.keys(), spec.name
     for spec in (stack.gateway(), stack.controller(), stack.celery(), stack.seed(tmp_path / "seed.json")):
         assert secrets <= spec.environment.keys(), spec.name
-    everybody = [stack.gateway(), stack.dispatcher(), stack.controller(), stack.celery(), stack.migrate()]
+    everybody = [stack.gateway(), stack.dispatchers()[0], stack.controller(), stack.celery(), stack.migrate()]
     for spec in (*everybody, stack.worker(0, "demo", "d")):
         assert not {"DATABASE_URL", "PIP_INDEX_URL", "https_proxy"} & spec.environment.keys(), spec.name
     importing = stack.model_import().environment

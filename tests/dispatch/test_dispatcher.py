@@ -110,11 +110,12 @@ def test_expired_requests_end_before_they_reach_a_replica(scene: Scene) -> None:
 
 
 def test_a_full_queue_refuses_with_a_retry_time() -> None:
-    scene = Scene(queue=QueueSettings(queue_least=1, queue_most=2, queue_unknown=2))
-    for sid in (1, 2, 3):
+    scene = Scene(queue=QueueSettings(queue_least=1, queue_most=2))
+    scene.worker(max_rows=1)
+    for sid in (1, 2, 3, 4):
         scene.submit(sid)
     ended = scene.gateway.of(Ended)
-    assert [(e.sid, e.code) for e in ended] == [(3, "queue_full")]
+    assert [(e.sid, e.code) for e in ended] == [(4, "queue_full")]
     assert 1_000 <= ended[0].retry_after_ms <= 60_000
 
 

@@ -65,6 +65,7 @@ async def test_a_request_without_tokens_runs_elsewhere(
     record = gateway.usage_of(first.request_id)
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("completed", 7, 1)
     assert record.worker_incarnation == gateway.worker.incarnation
+    assert (record.replica_attempts, record.lost_cause, record.recomputed_tokens) == (2, "disconnected", 0)
     if not announce:
         gateway.dispatcher.send(WorkerDown(id=worker.name, incarnation=worker.incarnation, cause="killed"))
 
@@ -83,6 +84,7 @@ async def test_it_is_tried_no_more_than_a_few_times(gateway: GatewayProcess) -> 
     assert (response.status, response.json()["error"]["code"]) == (503, "replica_lost")
     record = gateway.usage_of(submit.request_id)
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("replica_lost", 0, 0)
+    assert (record.replica_attempts, record.lost_cause) == (MOVES_MOST + 1, "disconnected")
 
 
 async def test_a_request_that_replicas_crash_of_is_not_run_again(gateway: GatewayProcess) -> None:
@@ -96,7 +98,7 @@ async def test_a_request_that_replicas_crash_of_is_not_run_again(gateway: Gatewa
         if number == 0:
             gateway.dispatcher.place(other, worker)
         await asyncio.sleep(0.05)
-        await gateway.dispatcher.lose(worker, crashed=True)
+        await gateway.dispatcher.lose(worker, crashed=True)  # its connection's end may be noticed first
         if number == 0:
             again = [await gateway.dispatcher.submitted() for _ in range(2)]
             submit, other = sorted(again, key=lambda one: one.request_id != submit.request_id)
@@ -114,6 +116,8 @@ async def test_a_request_that_replicas_crash_of_is_not_run_again(gateway: Gatewa
     gateway.worker.emit(other.sid, 0, 1, "fine")
     gateway.worker.finish(other.sid, "stop", output=1)
     assert content(await bystander) == "fine"
+    record = gateway.usage_of(other.request_id)
+    assert (record.replica_attempts, record.lost_cause) == (2, "crashed")
 
 
 async def test_an_answer_in_one_piece_goes_on_after_the_tokens_that_came(gateway: GatewayProcess) -> None:
@@ -140,6 +144,7 @@ async def test_an_answer_in_one_piece_goes_on_after_the_tokens_that_came(gateway
     record = gateway.usage_of(first.request_id)
     prompt = len(unpack_ids(first.prompt))
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("completed", prompt, 3)
+    assert (record.replica_attempts, record.recomputed_tokens) == (2, prompt + 2)
 
 
 async def test_it_goes_on_twice_and_ends_in_the_queue_with_what_it_used(gateway: GatewayProcess) -> None:
@@ -159,6 +164,7 @@ async def test_it_goes_on_twice_and_ends_in_the_queue_with_what_it_used(gateway:
     await gateway.idle()
     record = gateway.usage_of(submit.request_id)
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("cancelled", len(prompt), 2)
+    assert (record.replica_attempts, record.recomputed_tokens) == (3, 2 * len(prompt) + 1 + 2)
 
 
 async def test_a_stream_goes_on_visibly_where_its_tenant_wants_that(gateway: GatewayProcess) -> None:

@@ -160,6 +160,11 @@ async def test_thirty_in_flight_when_their_worker_goes(fleet: Fleet, how: signal
     outcomes = {True: "completed", False: "replica_lost"}
     assert [r.outcome for r in records] == [outcomes[one.ending == "length"] for one in seen]
     assert [r.output_tokens for r in records] == [len(one.text) for one in seen]
+    # Each of which says how many replicas had it, and why the first one has it no more
+    for one, record in zip(seen, records, strict=True):
+        if one not in fresh:  # those may not have been placed yet
+            assert record.replica_attempts == (2 if one.ending == "length" else 1)
+            assert record.lost_cause in (("silent",) if how is signal.SIGSTOP else ("crashed", "disconnected"))
     assert len(fleet.gateway.usage()) == BEGUN + FRESH
     if how is signal.SIGSTOP:
         doomed.send_signal(signal.SIGCONT)

@@ -192,8 +192,8 @@ class World:
             assert lane.weight == pytest.approx(0, abs=1e-9)
             assert lane.queued_weight == pytest.approx(0, abs=1e-9)
             assert list(lane.turns()) == []
-        assert (len(queue._waiting), len(queue._starts), len(queue._urgent), placer.placed) == (0, 0, 0, {})
-        assert queue._starts.entries <= 16
+        assert (len(queue._waiting), len(queue._deadlines), placer.placed) == (0, 0, {})
+        assert queue._deadlines.entries <= 32
         for key in self.hosts:
             room = placer.rooms[key]
             assert (room.parts, room.yielding_rows, room.tokens_before) == ({}, [0, 0, 0], [0, 0, 0])

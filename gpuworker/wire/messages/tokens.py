@@ -36,7 +36,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     the reason is that of choice 0."""
 
     sid: int
-    reason: str  # stop | length | cancelled | deadline | error | gateway_lost
+    reason: str  # stop | length | cancelled | deadline | error | gateway_lost | moved: the worker stops
     prompt_tokens: int  # 0 when no prefill was begun
     cached_tokens: int  # of the prompt, found in the prefix cache
     output_tokens: int

@@ -58,9 +58,11 @@ class Upstream:
             on_message=self._said,
             on_lost=self._lost,
             silence_s=DISPATCHER_SILENCE_S,
+            tls=settings.tls,
+            role="dispatcher",
         )
         self._failover = failover = Failover(self.streams, self.sid_next, self.dispatcher.send, metrics)
-        self.replicas = Replicas(hello, self.streams, metrics, self.dispatcher.send, failover)
+        self.replicas = Replicas(hello, self.streams, metrics, self.dispatcher.send, failover, settings.tls)
 
     async def run(self) -> None:
         """Until cancelled; then every connection is closed."""
@@ -175,7 +177,7 @@ def _end(stream: Stream, ended: Ended) -> None:
                 clears_in_ms=retry_after_ms,
             )
             code = "queue_full" if ended.code == "shed" else ended.code
-            if not ended.retry_after_ms:  # waiting does not help: its prompt alone takes too long
+            if not ended.retry_after_ms:  # no place within a minute, or it takes too long by itself
                 limit = msgspec.structs.replace(limit, clears_in_ms=None)
                 fail(ApiError(code, ended.message, limit=limit, headers=[(b"x-should-retry", b"false")]))
             else:

@@ -38,8 +38,16 @@ class Failover:
         self._metrics = metrics
         self.quarantine = Quarantine()
 
-    def move(self, stream: Stream, message: str) -> ApiError | None:
-        """Why it must end: the client reads the message. None: another replica gets it."""
+    def crashed(self, incarnation: str) -> None:
+        """A replica's process ended by itself. Its connection's end may have been noticed before."""
+        self.quarantine.crashed(incarnation)
+        for stream in self._streams.values():
+            if stream.lost_worker == incarnation:
+                stream.lost_cause = "crashed"
+
+    def move(self, stream: Stream, message: str, cause: str) -> ApiError | None:
+        """Why it must end: the client reads the message, operators the cause. None: another replica gets it."""
+        stream.lost_cause, stream.lost_worker = cause, stream.worker
         now, lost = time.monotonic(), ApiError("replica_lost", message, retry_after_ms=1_000)
         if not stream.is_heard and stream.worker:
             self.quarantine.lost(stream)
@@ -55,8 +63,9 @@ class Failover:
         kind = "continued" if stream.submit.emitted else "restarted"
         self._metrics.failovers.labels(kind).inc()
         logger.warning(
-            "request %s: its replica was lost, it is %s after %d tokens",
+            "request %s: its replica was lost (%s), it is %s after %d tokens",
             stream.request_id,
+            cause,
             kind,
             stream.submit.emitted,
         )

@@ -30,6 +30,7 @@ from gpuworker.wire.messages import (
     WorkerDown,
     WorkerUp,
 )
+from gpuworker.wire.tls import WireTls
 
 _NO_LOGPROBS: list[TokenLogprobs] = []
 
@@ -58,7 +59,9 @@ class Replicas:
         metrics: Metrics,
         dispatcher_tell: Callable[[AnyMessage], bool],
         failover: Failover,
+        tls: WireTls | None = None,
     ) -> None:
+        self._tls = tls
         self._hello = hello
         self._streams = streams
         self._metrics = metrics
@@ -88,12 +91,19 @@ class Replicas:
     def unreachable(self, stream: Stream) -> None:
         """The dispatcher placed it where this gateway gets no connection."""
         sid = stream.sid
-        self._lost(stream, "the replica was lost: no connection to it")
+        self._lost(stream, "the replica was lost: no connection to it", "unreachable")
         self._dispatcher_tell(Cancel(sid=sid, reason="error"))
 
-    def _lost(self, stream: Stream, message: str) -> None:
+    def _misplaced(self, stream: Stream) -> None:
+        """A replica with other weights took it all the same. Nothing of that was shown."""
+        sid = stream.sid
+        logger.error("request %s ran on other weights, on %s", stream.request_id, stream.worker)
+        self._lost(stream, "the replica held other weights", "misplaced")
+        self._dispatcher_tell(Cancel(sid=sid, reason="error"))
+
+    def _lost(self, stream: Stream, message: str, cause: str) -> None:
         """Its replica produces nothing more for it. The client reads the message: no inner causes."""
-        if stream.is_settled or (error := self._failover.move(stream, message)) is None:
+        if stream.is_settled or (error := self._failover.move(stream, message, cause)) is None:
             return
         stream.ended_code = "replica_lost"
         stream.owner.fail(error)
@@ -113,8 +123,10 @@ class Replicas:
 
     def up(self, up: WorkerUp) -> None:
         if known := self._replicas.get(up.incarnation):
-            known.is_confirmed = True
-            return
+            if known.up == up or known.link.is_ready:  # what the process itself said is not doubted
+                known.is_confirmed = True
+                return
+            known.task.cancel()
         link = Link(
             f"worker {up.id}",
             up.address,
@@ -123,15 +135,19 @@ class Replicas:
             on_ready=lambda: logger.info("worker %s connected", up.id),
             on_message=partial(self._said, up),
             on_lost=partial(self._link_lost, up),
+            tls=self._tls,
+            role="worker",
+            peer_id=up.id,
         )
         self._replicas[up.incarnation] = Replica(up, link)
 
     def down(self, down: WorkerDown) -> None:
         if down.crashed:
-            self._failover.quarantine.crashed(down.incarnation)
+            self._failover.crashed(down.incarnation)
         if replica := self._replicas.pop(down.incarnation, None):
             replica.task.cancel()
-        if self._streams_end(down.incarnation, "the replica was lost"):
+        cause = "crashed" if down.crashed else "silent"
+        if self._streams_end(down.incarnation, "the replica was lost", cause):
             logger.warning("worker %s is down, its streams end: %s", down.id, down.cause)
 
     def placed(self, stream: Stream, placed: Placed) -> None:
@@ -142,24 +158,22 @@ class Replicas:
             return
         if replica.up.digest == stream.submit.digest:
             stream.worker_id = replica.up.id
-        else:
+        else:  # it will refuse, and the dispatcher place it elsewhere
             logger.error("request %s was placed on other weights", stream.request_id)
-            stream.owner.fail(
-                ApiError("engine_error", "the request was placed on a replica with other weights")
-            )
         if stream.cancel_reason:
             replica.link.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
 
     def _link_lost(self, up: WorkerUp, _: str) -> None:
-        for sid in self._streams_end(up.incarnation, "the connection to the replica was lost"):
+        message = "the connection to the replica was lost"
+        for sid in self._streams_end(up.incarnation, message, "disconnected"):
             self._dispatcher_tell(Cancel(sid=sid, reason="error"))
 
-    def _streams_end(self, incarnation: str, message: str) -> list[int]:
+    def _streams_end(self, incarnation: str, message: str, cause: str) -> list[int]:
         """Their numbers there."""
         lost = [s for s in self._streams.values() if s.worker == incarnation and not s.is_settled]
         sids = [stream.sid for stream in lost]
         for stream in lost:
-            self._lost(stream, message)
+            self._lost(stream, message, cause)
         return sids
 
     # -- token frames -------------------------------------------------------------------------------------
@@ -185,6 +199,8 @@ class Replicas:
             stream = streams.get(sid)
             if stream is None or not self._is_bound(stream, up):
                 self._stray(up, sid, message.ends)
+                if stream is not None and stream.worker == up.incarnation and not stream.is_settled:
+                    self._misplaced(stream)
                 continue
             before = stream.last_token_at
             if stream.is_paused and not stream.is_heard:  # its client fell behind before it ran here
@@ -218,9 +234,11 @@ class Replicas:
 
         A second replica, or other weights than the client was promised, are refused.
         """
+        if stream.is_settled:
+            return False
         if stream.worker_id and stream.worker == up.incarnation:
             return True
-        if stream.is_heard or stream.is_settled or up.digest != stream.submit.digest:
+        if stream.is_heard or up.digest != stream.submit.digest:
             return False
         stream.worker, stream.worker_id = up.incarnation, up.id
         stream.placed_at = time.monotonic()
@@ -243,6 +261,9 @@ class Replicas:
 
     def _end(self, stream: Stream, end: End) -> None:
         if stream.is_settled:
+            return
+        if end.reason == "moved":  # its replica stops and had no time left for it
+            self._lost(stream, "the replica was shut down", "shut_down")
             return
         stream.end = end
         fail = stream.owner.fail

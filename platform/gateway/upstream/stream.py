@@ -47,11 +47,14 @@ class Stream:
         "is_paused",
         "is_settled",
         "last_token_at",
+        "lost_cause",
+        "lost_worker",
         "owner",
         "placed_at",
         "prompt",
         "prompt_tokens",
         "received",
+        "recomputed_tokens",
         "sid",
         "submit",
         "submitted_at",
@@ -91,6 +94,9 @@ class Stream:
         self.cancelled_at = 0.0
         self.end: End | None = None
         self.ended_code = ""  # of the dispatcher, or replica_lost
+        self.lost_cause = ""  # why the latest replica was lost, one of billing.contracts.LOST_CAUSES
+        self.lost_worker = ""  # its incarnation
+        self.recomputed_tokens = 0  # prompt and output that other replicas had to compute again
         self.is_paused = False  # or is to be, once it runs
         self.is_settled = False
 
@@ -164,8 +170,10 @@ class Stream:
 
     def move(self, sid: int, now: float) -> None:
         """To be submitted again, under that number: no replica has it any more."""
-        submit, ids = self.resubmit(now), self._ids or b""
-        emitted = len(ids) // _BYTES_PER_ID
+        ids = self._ids or b""
+        if emitted := len(ids) // _BYTES_PER_ID:
+            self.submitted_at = now  # it was served until now: it has not waited
+        submit = self.resubmit(now)
         prompt = self.prompt_bytes + ids
         self.submit = msgspec.structs.replace(
             submit,
@@ -177,7 +185,8 @@ class Stream:
         )
         self.sid, self.worker, self.worker_id = sid, "", ""
         self.placed_at, self.is_heard = 0.0, False
-        if emitted:
+        if emitted:  # of one without a token nobody knows how far it was
+            self.recomputed_tokens += self.prompt_tokens + emitted
             self._sink.continued(self.submit.moves + 1)
 
     def resubmit(self, now: float) -> Submit:
