@@ -33,7 +33,7 @@ async def test_an_upstream_with_another_model_takes_nothing(bench: Bench) -> Non
     bench.run(1, "hello")
     assert (await refusal(bench, 1))[0] == "capacity"
     assert not bench.upstream.requests
-    assert any("'another', not 'echo-model'" in line for line in bench.worker.log)
+    await bench.worker.until(lambda: any("'another', not 'echo-model'" in line for line in bench.worker.log))
 
 
 async def test_a_model_that_changes_behind_the_same_address_is_noticed(bench: Bench) -> None:
