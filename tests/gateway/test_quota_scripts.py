@@ -116,6 +116,17 @@ async def test_what_was_refilled_in_vain_while_nobody_was_heard_pays_what_was_us
     assert -500 <= left < -400
 
 
+async def test_what_goes_back_into_a_full_bucket_pays_what_others_used_meanwhile(tenant: Tenant) -> None:
+    """As exactly as if the bucket had never been full: what went back was refilled in vain, too."""
+    await tenant.call(RESERVE, 1, ["tokens"], "bucket", 1_000, 60_000, 400, 400, "")
+    since = int(await tenant.field("tokens", "at")) - 1_000
+    await tenant.client.hset(tenant.tag + "tokens", "at", str(since))
+    await tenant.call(SETTLE, 2, ["tokens"], "bucket", 1_000, 60_000, 5, 0)
+    await tenant.call(SETTLE, 1, ["tokens"], "bucket", 1_000, 60_000, -1_105, 1_000, gateway="g2")
+    passed_ms = int(await tenant.field("tokens", "at")) - since
+    assert await tenant.level("tokens") == (600 + passed_ms + 5 - 1_105) * 60_000
+
+
 async def test_a_clock_that_steps_back_gives_nothing(tenant: Tenant) -> None:
     await tenant.call(RESERVE, 1, ["tokens"], "bucket", 1_000, 60_000, 1_000, 1_000, "")
     at = int(await tenant.field("tokens", "at"))

@@ -188,13 +188,13 @@ async def test_many_at_once_and_none_is_left_behind(fleet: Fleet) -> None:
 
 async def test_a_prefill_worker_that_drains_says_so_and_leaves_nobody_waiting(fleet: Fleet) -> None:
     await fleet.worker_start("d", "decode")
-    prefill = await fleet.worker_start("p", "prefill", "--drain-s", "0.5", *STEPS, "2500")
+    prefill = await fleet.worker_start("p", "prefill", "--drain-s", "1.5", *STEPS, "2500")
     await fleet.submit(1, LONG, max_tokens=3)
     await busy(fleet, "p")
     prefill.signal(signal.SIGTERM)
     await fleet.until(lambda: (view := fleet.view("p")) is not None and view.state == "draining")
     begun = asyncio.get_running_loop().time()
     assert (await fleet.result(1))[0] == LONG[:3]
-    assert asyncio.get_running_loop().time() - begun < 2, "computed here when the drain was over"
+    assert asyncio.get_running_loop().time() - begun < 5, "computed here when the drain was over"
     assert await prefill.exit_status() == 0
     await fleet.until_idle("d")

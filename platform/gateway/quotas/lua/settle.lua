@@ -24,6 +24,7 @@ for i = 1, #KEYS - 2 do
       level = level + unpaid * TOKEN
     end
     bucket.level = math.min(level, cap * TOKEN)
+    bucket.spilt = bucket.spilt + level - bucket.level
     bucket_write(bucket)
     left = math.floor(bucket.level / TOKEN)
   elseif kind == 'slots' then
