@@ -1,12 +1,11 @@
 -- Put before every script. A call is (gateway incarnation, sequence number): one that was cut off is sent
 -- again with its own number, is executed once at most, and is answered as the first time.
 -- KEYS: epoch, this gateway's last call, limits… ARGV: new epoch, sequence number, incarnation, …
-local KEEP_MS = 3600000 -- a call that may be sent again
-local EPOCH_KEEP_MS = 40 * 86400000 -- longer than any counter: one that ends before would look like lost data
+local KEEP_MS = 3600000
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local epoch = redis.call('GET', KEYS[1]) or ARGV[1]
-redis.call('SET', KEYS[1], epoch, 'PX', EPOCH_KEEP_MS)
+redis.call('SET', KEYS[1], epoch, 'PX', KEEP_MS)
 local sequence, incarnation = tonumber(ARGV[2]), ARGV[3]
 do
   local last = redis.call('HMGET', KEYS[2], 'sequence', 'reply')
@@ -51,50 +50,28 @@ local function bucket_write(bucket)
   redis.call('PEXPIRE', bucket.key, math.max(60000, math.ceil(2 * bucket.cap * TOKEN / bucket.per_minute)))
 end
 
--- A gateway that was not heard for so long is silent: longer than it spends without the store (10 minutes)
--- and any request runs (10 more), so that what it spent is billed.
-local SILENT_MS = 3600000
-local MOST_ENDED = 256 -- silent gateways whose figures are kept apart
-
 -- What a period's counter holds: micro-dollars spent and held by all gateways; nil while its base is missing.
--- Then, as name:told, one that is silent and holds money: the ledger knows what became of that. Its figures
--- stay under its name, for the case that it is heard again.
+-- Of a gateway that was not heard for an hour both count as spent from then on.
 local function spend_read(key)
-  local fields, total, ended, base, silent = redis.call('HGETALL', key), 0, {}, nil, false
+  local fields, total, base = redis.call('HGETALL', key), 0, nil
   for i = 1, #fields, 2 do
-    local spent, held, told, heard = string.match(fields[i + 1], '^(%d+):(%d+):(%d+):(%d+)$')
-    if not spent then
-      base = tonumber(fields[i + 1])
-    else
+    if fields[i] == 'base' then base = tonumber(fields[i + 1]) end
+  end
+  for i = 1, #fields, 2 do
+    local spent, held, heard = string.match(fields[i + 1], '^(%d+):(%d+):(%d+)$')
+    if spent then
       total = total + spent + held
-      if now - heard > SILENT_MS then
-        if tonumber(held) > 0 then silent = fields[i] .. ':' .. told
-        else ended[#ended + 1] = {name = fields[i], spent = spent} end
+      if base and now - heard > KEEP_MS then
+        redis.call('HDEL', key, fields[i])
+        redis.call('HINCRBY', key, 'base', string.format('%.0f', spent + held))
       end
     end
   end
-  for i = MOST_ENDED + 1, base and #ended or 0 do
-    redis.call('HDEL', key, ended[i].name)
-    redis.call('HINCRBY', key, 'base', ended[i].spent)
-  end
-  return base and base + total, silent
+  return base and base + total
 end
 
--- Absolute figures, so that what the store forgot comes back with the next report; `told` is the gateway's time.
-local function spend_write(key, name, spent, held, told, heard)
-  redis.call('HSET', key, name, string.format('%.0f:%.0f:%.0f:%.0f', spent, held, told, heard))
-end
-
-local function spend_report(key, keep_ms, report, more)
-  local spent, held, told = string.match(report, '^(%d+):(%d+):(%d+)$')
-  spend_write(key, incarnation, spent, held + more, told, now)
+-- Absolute figures, so that what the store forgot comes back with the next report.
+local function spend_report(key, keep_ms, spent, held)
+  redis.call('HSET', key, incarnation, string.format('%.0f:%.0f:%.0f', spent, held, now))
   redis.call('PEXPIRE', key, keep_ms)
-end
-
--- What a silent gateway held is what it spent since by the ledger, unless it was heard in the meantime.
-local function spend_ended(key, name, told, spent_since)
-  local spent, _, before, heard = string.match(redis.call('HGET', key, name) or '', '^(%d+):(%d+):(%d+):(%d+)$')
-  if before == told and now - heard > SILENT_MS then
-    spend_write(key, name, spent + spent_since, 0, told, heard)
-  end
 end

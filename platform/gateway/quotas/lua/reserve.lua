@@ -2,9 +2,8 @@
 -- ARGV, six per limit: kind, limit, rate, want, need, more
 --   bucket: cap, tokens per minute, …, …, unused
 --   slots: limit, lifetime in ms, …, …, number of the first new slot
---   spend: budget, lifetime in ms, …, …, spent:held by this gateway so far:its time
--- Reply: {granted?, epoch, now, then per limit: granted, left, wait in ms, given out to all gateways, silent}
---   silent: of a spend counter, a gateway that is not heard any more but holds money, as name:told; or nil
+--   spend: budget, lifetime in ms, …, …, spent:held by this gateway so far
+-- Reply: {granted?, epoch, now, then per limit: granted, left, wait in ms, given out to all gateways}
 --   granted? is -1 where the base of a spend counter is missing
 local limits, granted = {}, 1
 for i = 1, #KEYS - 2 do
@@ -21,9 +20,9 @@ for i = 1, #KEYS - 2 do
     limit.first, limit.total = tonumber(ARGV[o + 6]), redis.call('ZCARD', key)
     limit.room = limit.cap - limit.total
   else
-    limit.report = ARGV[o + 6]
-    spend_report(key, limit.rate, limit.report, 0)
-    limit.total, limit.silent = spend_read(key)
+    limit.spent, limit.held = string.match(ARGV[o + 6], '^(%d+):(%d+)$')
+    spend_report(key, limit.rate, limit.spent, limit.held)
+    limit.total = spend_read(key)
     if not limit.total then granted = -1 end
     limit.room = limit.cap - (limit.total or 0)
   end
@@ -45,12 +44,11 @@ for _, limit in ipairs(limits) do
     end
     redis.call('PEXPIRE', limit.key, limit.rate * 2)
   elseif grant > 0 then
-    spend_report(limit.key, limit.rate, limit.report, grant)
+    spend_report(limit.key, limit.rate, limit.spent, limit.held + grant)
   end
   reply[#reply + 1] = grant
   reply[#reply + 1] = limit.room - grant
   reply[#reply + 1] = limit.wait
   reply[#reply + 1] = math.floor((limit.total or -1 - grant) + grant)
-  reply[#reply + 1] = limit.silent or false
 end
 return answer(reply)

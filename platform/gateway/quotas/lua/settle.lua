@@ -2,15 +2,14 @@
 -- ARGV, five per limit: kind, limit, rate, one, other
 --   bucket: cap, tokens per minute, tokens given back (negative: owed), ms that this gateway granted by itself
 --   slots: limit, lifetime in ms, numbers of the slots that are held, numbers of those that are free again
---   spend: budget, lifetime in ms, spent:held:its time, and one of: base where that is missing; `fold`: nothing
---     more will come; name:told:spent since, of a silent gateway; ''
--- Reply: {1, epoch, now, then per limit: left, unpaid, silent (as in reserve.lua)}
+--   spend: budget, lifetime in ms, spent:held, base where that is missing; `fold`: nothing more will come; or ''
+-- Reply: {1, epoch, now, then per limit: left, unpaid}
 --   left is nil for a spend counter without a base; unpaid are tokens owed that are more than the cap
 local reply = {1, epoch, now}
 for i = 1, #KEYS - 2 do
   local o, key = 3 + (i - 1) * 5, KEYS[i + 2]
   local kind, cap, rate, one, other = ARGV[o + 1], tonumber(ARGV[o + 2]), tonumber(ARGV[o + 3]), ARGV[o + 4], ARGV[o + 5]
-  local left, unpaid, silent = nil, 0, false
+  local left, unpaid = nil, 0
   if kind == 'bucket' then
     local bucket = bucket_read(key, cap, rate)
     local owed = math.max(-one, 0) * TOKEN
@@ -34,24 +33,20 @@ for i = 1, #KEYS - 2 do
     redis.call('PEXPIRE', key, rate * 2)
     left = cap - redis.call('ZCARD', key)
   else
-    local ended, told, since = string.match(other, '^(.+):(%d+):(%d+)$')
-    spend_report(key, rate, one, 0)
-    if ended then
-      spend_ended(key, ended, told, since)
-    elseif other == 'fold' then
+    local spent, held = string.match(one, '^(%d+):(%d+)$')
+    spend_report(key, rate, spent, held)
+    if other == 'fold' then
       if redis.call('HEXISTS', key, 'base') == 1 then
         redis.call('HDEL', key, incarnation)
-        redis.call('HINCRBY', key, 'base', string.match(one, '^%d+'))
+        redis.call('HINCRBY', key, 'base', spent)
       end
     elseif other ~= '' then
       redis.call('HSETNX', key, 'base', other)
     end
-    local total
-    total, silent = spend_read(key)
+    local total = spend_read(key)
     left = total and cap - total
   end
   reply[#reply + 1] = left or false
   reply[#reply + 1] = unpaid
-  reply[#reply + 1] = silent
 end
 return answer(reply)
