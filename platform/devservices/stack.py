@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from config import environment
 from devservices.child import ProcessSpec
 from devservices.paths import run_folder, socket_path
 from devservices.state import UpSettings
@@ -16,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO_HOST_BLOCKS = 256  # of 360 KiB each
 DEMO_TARGET_ITL_MS = 100  # of a small model on a few cores; a worker's own default is for accelerators
 GATEWAY_ID = "gateway-0"
-DRAIN_S = 10  # the gateway ends what is left two seconds before: gateway.limits.Limits.drain_s
 
 MAX_DISPATCHERS = 4
 
@@ -141,7 +141,7 @@ class Stack:
         )
 
     def gateway(self) -> ProcessSpec:
-        port = str(self.settings.port)
+        port, drain_s = str(self.settings.port), environment.drain_s()
         arguments = ["-m", "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--port", port]
         arguments += ["--loop", "uvloop", "--http", "gateway.http.protocol:BoundedHttpProtocol"]
         arguments += [
@@ -149,18 +149,19 @@ class Stack:
             "gateway.websocket.server_protocol:BoundedWebSocketProtocol",
             "--no-server-header",
         ]
-        arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(DRAIN_S), "--backlog", "4096"]
+        arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(drain_s), "--backlog", "4096"]
         arguments += self.settings.front_door.uvicorn_arguments()
         chosen = {name: os.environ[name] for name in _GATEWAY_PASSED_ON if name in os.environ}
-        environment = self._django() | {
+        environ = self._django() | {
             **_GATEWAY_DEFAULTS,
             **chosen,
             "SLUICE_GATEWAY_ID": GATEWAY_ID,
+            "SLUICE_DRAIN_S": str(drain_s),
             "SLUICE_SPOOL": str(self._spool("gateway-0")),
             "SLUICE_DB_GATEWAY": self.roles["gateway"],
         }
         return self._spec(
-            "gateway", arguments, environment, stop_timeout_s=DRAIN_S + 5.0, ready_timeout_s=300.0, probe=True
+            "gateway", arguments, environ, stop_timeout_s=drain_s + 5.0, ready_timeout_s=300.0, probe=True
         )
 
     # -- inner parts --------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def settings_from_environment() -> Settings:
     """Raises MissingSetting, ValueError."""
     return Settings(
         gateway_id=environment.gateway_id(),
+        limits=Limits(drain_s=environment.drain_s()),
         dispatch_address=environment.dispatch_address(),
         wire_secret=environment.wire_secret(),
         tls=tls_load(*environment.wire_tls_files()),
