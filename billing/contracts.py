@@ -19,6 +19,7 @@ LOST_CAUSES = (
     "unreachable",  # no token connection came about
     "silent",  # the dispatcher heard nothing more of it, or it hung, or another one took its place
     "shut_down",
+    "upstream_failed",  # the server that it stands for
     "misplaced",  # it held other weights
 )
 

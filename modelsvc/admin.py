@@ -2,13 +2,14 @@
 
 from django import forms
 from django.contrib import admin, messages
-from django.core.validators import MinValueValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
-from modelsvc.models import Model, ModelRoute, ModelVersion, Upstream
+from modelsvc.deployments import deployment_set
+from modelsvc.models import MAX_REPLICAS, Deployment, Model, ModelRoute, ModelVersion, Upstream
 from modelsvc.services import (
     RegistryError,
     route_limit_set,
@@ -35,6 +36,14 @@ class SmallerForm(forms.Form):
         max_length=200,
         widget=UnfoldAdminTextInputWidget,
         help_text="A routed model, which tenants who accept it get under pressure. Empty: nothing instead.",
+    )
+
+
+class ReplicasForm(forms.Form):
+    replicas = forms.IntegerField(
+        validators=[MinValueValidator(0), MaxValueValidator(MAX_REPLICAS)],
+        widget=UnfoldAdminIntegerFieldWidget,
+        help_text="That are to run. Your supervisor starts them; 0: none.",
     )
 
 
@@ -179,4 +188,37 @@ class ModelRouteAdmin(RegistryAdmin):
                 self.message_user(request, f"{route.model.slug}: {error}", messages.ERROR)
             else:
                 self.message_user(request, f"{route.model.slug}: set.", messages.SUCCESS)
+        return None
+
+
+@admin.register(Deployment)
+class DeploymentAdmin(RegistryAdmin):
+    """Made by `manage.py deployment`. What runs of them is in the fleet's metrics."""
+
+    list_display = ("version", "role", "replicas", "revision", "updated_at")
+    list_filter = ("role", "version__model")
+    list_select_related = ("version", "version__model")
+    search_fields = ("version__digest", "version__model__slug")
+    readonly_fields = ("version", "role", "replicas", "revision", "updated_at")
+    actions = ("scale",)
+
+    def has_scale_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("modelsvc.change_deployment")
+
+    @admin.action(description="Say how many replicas are to run", permissions=["scale"])
+    def scale(self, request: HttpRequest, queryset: QuerySet[Deployment]) -> HttpResponse | None:
+        first = queryset.values("replicas").first()
+        answer = answer_ask(self, request, queryset, ReplicasForm, action="scale", title="Set", initial=first)
+        if isinstance(answer, HttpResponse):
+            return answer
+        actor = request.user.get_username()
+        for deployment in queryset.select_related("version", "version__model"):
+            version = deployment.version
+            slug, digest, role = version.model.slug, version.digest, deployment.role
+            try:
+                deployment_set(slug=slug, digest=digest, role=role, actor=actor, **answer)
+            except RegistryError as error:
+                self.message_user(request, f"{version}: {error}", messages.ERROR)
+            else:
+                self.message_user(request, f"{version}: set.", messages.SUCCESS)
         return None

@@ -6,7 +6,7 @@ usage rows name models and digests for as long as there are bills.
 
 from typing import ClassVar
 
-from django.core.validators import MinValueValidator, RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F
 
@@ -18,6 +18,7 @@ SLUG_MESSAGE = "A model's slug consists of letters, digits and . _ / : - and beg
 UPSTREAM_PATTERN = r"^[a-z0-9][a-z0-9-]{0,31}\Z"  # part of a process's name, and of a socket's
 UPSTREAM_MESSAGE = "An upstream's name consists of at most 32 small letters, digits and -."
 DIGEST_PATTERN = r"^[0-9a-f]{64}\Z"
+MAX_REPLICAS = 10_000
 
 
 class Model(models.Model):
@@ -160,3 +161,38 @@ class ModelRoute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model} → {self.version.digest[:12]}"
+
+
+class Deployment(models.Model):
+    """How many replicas of a version are to run, in which role. Whoever starts workers reads it; the
+    controller tells where the fleet falls short of it."""
+
+    tenancy: ClassVar[Tenancy] = "global"
+
+    class Role(models.TextChoices):
+        BOTH = "both"
+        PREFILL = "prefill"
+        DECODE = "decode"
+
+    id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
+    version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
+    role = models.CharField(max_length=16, choices=Role, default=Role.BOTH)
+    replicas = models.PositiveIntegerField(validators=[MaxValueValidator(MAX_REPLICAS)])
+    revision = models.PositiveBigIntegerField()
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("version__model__slug", "version", "role")
+        constraints = (
+            models.UniqueConstraint(fields=("version", "role"), name="deployment_once"),
+            models.CheckConstraint(
+                name="deployment_role_known", condition=models.Q(role__in=("both", "prefill", "decode"))
+            ),
+            models.CheckConstraint(
+                name="deployment_replicas_bounded", condition=models.Q(replicas__lte=MAX_REPLICAS)
+            ),
+            models.CheckConstraint(name="deployment_revision_positive", condition=models.Q(revision__gt=0)),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.replicas} of {self.version} ({self.role})"

@@ -3,7 +3,16 @@
 from django.db import migrations, models
 from django.db.models import Q
 
-LOST_CAUSES = ("", "crashed", "disconnected", "unreachable", "silent", "shut_down", "misplaced")
+LOST_CAUSES = (
+    "",
+    "crashed",
+    "disconnected",
+    "unreachable",
+    "silent",
+    "shut_down",
+    "upstream_failed",
+    "misplaced",
+)
 
 
 class Migration(migrations.Migration):

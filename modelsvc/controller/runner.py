@@ -17,6 +17,7 @@ from gpuworker.wire.tasks import tasks_end
 from gpuworker.wire.tls import WireTls
 from modelsvc.controller.backoff import Backoff
 from modelsvc.controller.collector import COLLECT_INTERVAL_S, Pool, UsageCollector
+from modelsvc.controller.deployments import DeploymentWatch
 from modelsvc.controller.fleet import fleet_follow
 from modelsvc.controller.levels import LevelWatch
 from modelsvc.controller.publisher import FleetPublisher
@@ -63,7 +64,7 @@ async def controller_run(
     )
     async with pool, Redis.from_url(settings.redis_url) as valkey, asyncio.TaskGroup() as group:
         publisher = FleetPublisher(layer, valkey)
-        levels = LevelWatch(settings.name)
+        levels, deployments = LevelWatch(settings.name), DeploymentWatch()
         collector = UsageCollector(
             pool, group, interval_s=settings.collect_interval_s, tls=settings.tls, **greeting
         )
@@ -72,7 +73,7 @@ async def controller_run(
             gateways.observe((gateway.incarnation for gateway in state.gateways), now_s())
             workers.observe((worker.incarnation for worker in state.workers), now_s())
             collector.workers_set(state.workers)
-            publisher.offer(state)
+            publisher.offer(state, deployments.observe(state, now_s()))
             levels.observe(state)
 
         async def reap_regularly() -> None:
@@ -95,6 +96,7 @@ async def controller_run(
             ),
             group.create_task(publisher.run()),
             group.create_task(levels.run()),
+            group.create_task(deployments.run()),
             group.create_task(reap_regularly()),
         ]
         await stop.wait()

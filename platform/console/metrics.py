@@ -60,6 +60,13 @@ class FleetCollector(Collector):
         for (model, klass), depth in depths.items():
             queued.add_metric([model, klass], depth)
         yield queued
+        for name, documentation in (("wanted", "Replicas that are to run"), ("ready", "Of these, do")):
+            replicas = GaugeMetricFamily(
+                f"sluice_deployment_{name}", documentation, labels=["model", "digest", "role"]
+            )
+            for view in snapshot.deployments:
+                replicas.add_metric([view.model, view.digest, view.role], getattr(view, name))
+            yield replicas
         age_s = max(0, self._now_ms - snapshot.at_ms) / 1000
         yield GaugeMetricFamily("sluice_fleet_age_seconds", "Age of all these figures", value=age_s)
 

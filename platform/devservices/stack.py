@@ -129,7 +129,7 @@ class Stack:
         process = upstream_process(name)
         listen = f"unix:{socket_path(run_folder(self.settings.state), f'{process}.sock')}"
         arguments = ["upstream_worker", name, "--listen", listen, "--spool", str(self._spool(process))]
-        return self._manage(process, arguments)
+        return self._manage(process, [*arguments, "--gateway", GATEWAY_ID])
 
     def celery(self) -> ProcessSpec:
         arguments = ["-m", "celery", "-A", "config", "worker", "--loglevel", "INFO", "--concurrency", "1"]

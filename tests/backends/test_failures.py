@@ -61,14 +61,17 @@ async def test_no_first_token_gives_the_row_back_and_the_second_time_ends_it(ben
     bench.upstream.script.hangs_before = bench.upstream.script.probes_answer = True
     seen = len(bench.dispatcher.reports)
     bench.run(1, "hello")
-    assert (await refusal(bench, 1)) == ("capacity", "upstream_silent")
+    code, message = await refusal(bench, 1)
+    assert (code, message.partition(":")[0]) == ("capacity", "upstream_silent")
     await bench.upstream.until_left(1)
     await bench.until_back(seen)
+    # And nobody pays for what nobody saw, though the upstream said that it had begun
+    bench.upstream.script.hangs_before, bench.upstream.script.hangs_after = False, 0
     bench.run(1, "hello")
     _, end = await bench.result(1)
     assert end.reason == "deadline"
     assert end.message.startswith("upstream_silent")
-    assert end.output_tokens == 0
+    assert (end.prompt_tokens, end.output_tokens) == (0, 0)
 
 
 async def test_a_hung_upstream_is_given_a_pause_and_used_again_when_it_answers(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator
@@ -14,23 +15,16 @@ from tokenizers import Tokenizer
 
 from gpuworker.wire.messages import Cancel, Grammar, Sampling, pack_ids
 from tests.backends.conftest import Bench
-from tests.backends.llama_server import find
 from tests.backends.upstreams import Upstream
 from tests.modelsvc.conftest import DemoModel
 from tests.modelsvc.conftest import demo as demo
 from tests.worker.peers import DispatcherEnd, usage_until_ended
-from tests.worker.support import WorkerProcess
+from tests.worker.support import ROOT, WorkerProcess
 
-SERVER = find()
-START_S = 60.0
+START_S = 30.0
 PROMPT = "The three primary colours are"
 
-pytestmark = [
-    pytest.mark.model,
-    pytest.mark.skipif(
-        SERVER is None, reason="no llama-server: python -m tests.backends.llama_server makes it"
-    ),
-]
+pytestmark = pytest.mark.model
 
 
 def slots(url: str) -> list[dict[str, Any]]:
@@ -47,20 +41,21 @@ async def llama(demo: DemoModel) -> AsyncIterator[Bench]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    assert SERVER is not None
     server = await asyncio.create_subprocess_exec(
-        *(SERVER, "-m", str(demo.gguf), "--alias", "echo-model", "--host", "127.0.0.1", "--port", str(port)),
-        *("-c", "4096", "--parallel", "2", "--threads", "2", "--slots", "--no-warmup"),
-        stdout=asyncio.subprocess.DEVNULL,
+        *(sys.executable, "-m", "tests.backends.llama_server", str(demo.gguf), "echo-model", str(port)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
+    assert server.stdout is not None
+    async with asyncio.timeout(START_S):
+        assert await server.stdout.readline(), "it did not start"
     with tempfile.TemporaryDirectory(prefix="sll-") as name:
         worker = WorkerProcess(Path(name), demo.folder)
         dispatcher = await DispatcherEnd(worker.dispatch).start()
         bench = Bench(worker, dispatcher, demo.manifest.digest, Upstream(port=port))
         try:
-            async with asyncio.timeout(START_S):
-                await bench.start(flavour="llama.cpp")
+            await bench.start(flavour="llama.cpp")
             yield bench
         finally:
             for gateway in bench.gateways:

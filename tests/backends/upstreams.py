@@ -6,7 +6,7 @@ It echoes the prompt's text, token by token, and does on demand what broken serv
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -36,6 +36,7 @@ class Script:
     tokens_of_chunk: int = 1
     revision: str | None = None
     health_hangs: bool = False
+    say: Callable[[list[int]], str] = lambda ids: "".join(map(chr, ids))
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Upstream:
         return [body for body in self.requests if not self.is_probe(body)]
 
     def is_probe(self, body: dict[str, Any]) -> bool:
-        return bool(body.get("max_tokens", 0) == 1 and body["prompt"] == [ord("1")])
+        return bool(body.get("max_tokens", 0) == 1 and len(body["prompt"]) == 1)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -200,7 +201,7 @@ class Upstream:
             count = min(script.tokens_of_chunk, body["max_tokens"] - produced)
             tokens = [ids[(produced + at) % len(ids)] for at in range(count)]
             produced += count
-            text = "".join(map(chr, tokens))
+            text = script.say(tokens)
             said += text
             choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": None}
             if script.ids and body.get("return_token_ids"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from devservices.processes import processes_working_in
-from devservices.stack import Stack
+from devservices.stack import Stack, stop_stages
 from devservices.state import UpSettings, database_name
 
 SECRETS = {"wire_secret": "wire", "secret_key": "django", "key_pepper": "00", "master_key": "11"}
@@ -74,6 +74,15 @@ def test_only_those_who_need_a_secret_have_it(
     importing = stack.model_import().environment
     assert {"PIP_INDEX_URL", "https_proxy"} <= importing.keys()
     assert "DATABASE_URL" not in importing
+
+
+def test_the_worker_of_an_upstream_is_one_that_stops_with_the_others(stack: Stack) -> None:
+    spec, worker = stack.upstream_worker("far"), stack.worker(0, "demo", "d")
+    assert spec.name == "upstream-far"
+    for words in (spec.command, worker.command):
+        assert words[words.index("--gateway") + 1] == "gateway-0"
+    (stage,) = [stage for stage in stop_stages(["far"]) if worker.name in stage]
+    assert spec.name in stage
 
 
 @pytest.mark.parametrize(

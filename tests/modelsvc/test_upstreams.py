@@ -83,6 +83,16 @@ def test_a_key_is_sealed_and_only_a_launch_has_it(database: Database, model: str
                 assert KEY.encode().hex() not in row[0]
 
 
+@pytest.mark.parametrize("role", ["app", "gateway"])
+def test_only_operators_read_the_sealed_key(database: Database, model: str, role: str) -> None:
+    add()
+    with (
+        psycopg.connect(getattr(database, f"{role}_url")) as conn,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        conn.execute("SELECT name FROM modelsvc_upstream")
+
+
 def test_a_sealed_key_opens_for_its_own_upstream_only(database: Database, model: str) -> None:
     add("one")
     add("two", key="another")
@@ -180,13 +190,14 @@ def test_a_worker_gets_the_key_in_its_environment_and_nothing_of_djangos(
     add(options={"first_token_s": 7.5})
     with operator_scope():
         launch = upstream_launch(name="one")
-    arguments = worker_arguments(launch, "unix:/run/one.sock", Path("/spool"))
+    arguments = worker_arguments(launch, "unix:/run/one.sock", Path("/spool"), ["gateway-0"])
     options = options_parse(arguments[2:])
     assert (options.backend, options.upstream_flavour, options.upstream_first_token_s) == (
         "openai",
         "vllm",
         7.5,
     )
+    assert options.gateways == ("gateway-0",)
     assert not any(KEY in argument for argument in arguments)
     secrets = {
         "SLUICE_MASTER_KEY": "m",

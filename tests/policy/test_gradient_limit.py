@@ -42,6 +42,20 @@ def test_it_shrinks_when_the_server_becomes_slower_and_grows_again() -> None:
     assert server.run(200) > during * 1.5
 
 
+def test_a_slow_time_is_forgotten_so_that_the_next_one_shows() -> None:
+    limit = GradientLimit(SETTINGS)
+    moments = iter(range(0, 1_000_000, 25))
+
+    def windows(count: int, latency_ms: float) -> int:
+        for _ in range(count * 5):
+            limit.sample(float(next(moments)), latency_ms, limit.limit)
+        return limit.limit
+
+    windows(15, 500.0)
+    before = windows(30, 50.0)
+    assert windows(10, 200.0) < before * 0.8
+
+
 def test_idleness_says_nothing() -> None:
     limit = GradientLimit(SETTINGS)
     assert Server(limit, holds=30).run(50, demand=3) == 10

@@ -50,6 +50,8 @@ class UpstreamRequest:
     max_tokens: int
     stop_ids: list[int]  # beside those that end every text
     cache_salt: str  # of the tenant
+    emitted_text: str
+    echoed_text: str  # of the prompt, if it is to come first
 
 
 class Dialect(Protocol):

@@ -6,15 +6,12 @@ A row that the upstream gave nothing of is refused with `capacity`, so that anot
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
-from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from gpuworker.backends.base import BackendStep, OnDeath, OnPrefill, OnStep, RefusedRow
+from gpuworker.backends.base import BackendStep, OnDeath, OnPrefill, OnStep
 from gpuworker.backends.external.answer import Dialect, Unsayable, UpstreamRequest
 from gpuworker.backends.external.choice import Choice
 from gpuworker.backends.external.failures import Failure
+from gpuworker.backends.external.fates import Ended, Fates
 from gpuworker.backends.external.health import Health
 from gpuworker.backends.external.http_client import HttpClient
 from gpuworker.backends.external.intake import Intake
@@ -23,48 +20,32 @@ from gpuworker.backends.external.settings import UpstreamSettings
 from gpuworker.backends.external.tally import BLOCK_SIZE, Tally
 from gpuworker.engine.stats import EngineStats
 from gpuworker.engine.transfer import PrefillResult
-from gpuworker.manifest import Manifest
 from gpuworker.upstream_terms import endpoint_parse
 from gpuworker.wire.messages import Capacity, RowKey, Submit, TokenLogprobs
-from policy.circuit_breaker import CircuitBreaker
 from policy.flow import Flow
 from policy.gradient_limit import GradientLimit, GradientSettings
 
 TICK_S = 0.05
 DRAIN_ANSWER_S = 2.0  # for the end of an answer whose last event came: its connection is then kept
-MAX_REMEMBERED = 4_096  # rows that failed here once
 
 logger = logging.getLogger(__name__)
 
 
 class ExternalBackend:
     def __init__(
-        self,
-        settings: UpstreamSettings,
-        dialect: Dialect,
-        folder: Path,
-        manifest: Manifest,
-        *,
-        secret: bytes,
-        max_rows: int,
-        eos_ids: frozenset[int],
+        self, settings: UpstreamSettings, dialect: Dialect, intake: Intake, *, max_rows: int
     ) -> None:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._settings, self._dialect, self._tokenizer = settings, dialect, tokenizer
-        self._endpoint = endpoint_parse(settings.url)
-        self._intake = Intake(tokenizer, manifest, eos_ids, secret)
-        self._eos_id = min(eos_ids, default=None)
+        self._settings, self._dialect, self._intake = settings, dialect, intake
         self.capacity = Capacity(
-            blocks=max_rows * self._intake.blocks_of_row(max_rows),
+            blocks=max_rows * intake.blocks_of_row(max_rows),
             block_size=BLOCK_SIZE,
-            max_tokens=manifest.max_context_tokens,
+            max_tokens=intake.max_tokens,
             max_rows=max_rows,
         )
         self._tally = Tally(self.capacity)
         self._limit = GradientLimit(GradientSettings(initial=max_rows, most=max_rows))
         self._rows: dict[RowKey, ExternalRow] = {}
-        self._failed_before: OrderedDict[RowKey, None] = OrderedDict()
-        self._refused: deque[RefusedRow] = deque()
+        self._fates = Fates()
         self._is_flush_due = False
         self._heard_ms = 0.0  # when the upstream last gave a token
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,17 +61,13 @@ class ExternalBackend:
         settings = self._settings
         headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
         self._client = HttpClient(
-            self._endpoint, headers, connect_s=settings.connect_s, on_idle_lost=self._idle_lost
+            endpoint_parse(settings.url),
+            headers,
+            connect_s=settings.connect_s,
+            on_idle_lost=lambda: self._health.suspect(),
         )
-        self._health = Health(
-            settings,
-            self._client,
-            self._dialect,
-            self._intake.probe(),
-            self.capacity.max_tokens,
-            self._flush_soon,
-            CircuitBreaker(),
-        )
+        probe, context_tokens = self._intake.probe(), self.capacity.max_tokens
+        self._health = Health(settings, self._client, self._dialect, probe, context_tokens, self._flush_soon)
         for work in (self._health.run(), self._tick()):
             task = asyncio.create_task(work)
             task.add_done_callback(self._task_ended)
@@ -118,35 +95,24 @@ class ExternalBackend:
             request = self._intake.request(submit)
             body = self._dialect.body(self._settings.model, request) if request.max_tokens > 0 else b""
         except Unsayable as error:
-            self._refused.append(RefusedRow(row, error.code, str(error)))
+            self._tally.refuse(row, error.code, str(error))
             return
         busy = sum(len(other.choices) for other in self._rows.values())
         if not self._health.is_ready:
-            self._refused.append(RefusedRow(row, "capacity", "the upstream does not answer"))
+            self._tally.refuse(row, "capacity", "the upstream does not answer")
         elif busy and busy + submit.n > self._limit.limit:
-            self._refused.append(RefusedRow(row, "capacity", "the upstream has as much as it answers well"))
+            self._tally.refuse(row, "capacity", "the upstream has as much as it answers well")
         else:
             self._begin(row, request, body)
 
     def _begin(self, row: RowKey, request: UpstreamRequest, body: bytes) -> None:
-        external = ExternalRow(
-            row,
-            request,
-            self._dialect,
-            self._tokenizer,
-            self,
-            eos_id=self._eos_id,
-            emitted_text=self._intake.emitted_text(request),
-            echoed_text=self._intake.prompt_text(request) if request.submit.echo else "",
-        )
+        intake = self._intake
+        external = ExternalRow(row, request, self._dialect, intake.tokenizer, self, eos_id=intake.eos_id)
         self._rows[row] = external
         if body:
             external.exchange = self._client.post(self._dialect.path, body, external)
-        else:  # only the prompt was asked for
-            external.has_started = True
-            for choice in external.choices:
-                choice.reason = "length"
-            external.settle()
+        else:
+            external.settle_unasked()
 
     def prefill(self, row: RowKey, submit: Submit, on_done: OnPrefill) -> None:
         on_done(None)
@@ -193,8 +159,7 @@ class ExternalBackend:
     ) -> None:
         self._heard_ms = row.last_ms
         self._tally.give(row, choice, count, text, logprobs, ids)
-        if not self._is_flush_due:
-            self._flush_soon()
+        self._flush_soon()
 
     def row_done(self, row: ExternalRow, problems: list[str]) -> None:
         if row.exchange is not None and not row.exchange.is_over:
@@ -214,34 +179,21 @@ class ExternalBackend:
             # Nobody was told anything since: it is not slow with this one, it hangs.
             is_hung = failure.kind == "silent" and self._heard_ms <= row.last_ms
             self._health.failed(failure, is_conclusive=is_hung)
-        if row.first_ms is not None:  # as with a replica that is lost: its gateway knows whether it may go on
-            self._end(row, "moved", f"upstream_{failure.kind}: the model's server failed on this request")
-        elif failure.kind == "refused":
-            self._refuse(row, "unservable", f"the model's server refuses this request: {failure.message}")
-        elif failure.kind == "overloaded" or row.row not in self._failed_before:
-            if failure.kind != "overloaded":
-                self._remember(row.row)
-            self._refuse(row, "capacity", f"upstream_{failure.kind}")
-        elif failure.kind == "silent":
-            self._end(row, "deadline", "upstream_silent: the model's server gave no first token in time")
+        fate = self._fates.judge(row.row, failure, has_begun=row.first_ms is not None)
+        if row.first_ms is None:
+            row.has_started = False  # nobody saw anything of it, so nobody pays for its prompt
+        if isinstance(fate, Ended):
+            self._end(row, fate.reason, fate.message)
         else:
-            self._end(row, "error", f"upstream_{failure.kind}: the model's server failed on this request")
-
-    def _refuse(self, row: ExternalRow, code: str, message: str) -> None:
-        del self._rows[row.row]
-        self._refused.append(RefusedRow(row.row, code, message))
-        self._flush_soon()
+            del self._rows[row.row]
+            self._tally.refuse(row.row, fate.code, fate.message)
+            self._flush_soon()
 
     def _end(self, row: ExternalRow, reason: str, message: str = "") -> None:
         del self._rows[row.row]
-        self._failed_before.pop(row.row, None)
+        self._fates.forget(row.row)
         self._tally.end(row, reason, message, self.now_ms())
         self._flush_soon()
-
-    def _remember(self, row: RowKey) -> None:
-        self._failed_before[row] = None
-        if len(self._failed_before) > MAX_REMEMBERED:
-            self._failed_before.popitem(last=False)
 
     # -- time ---------------------------------------------------------------------------------------------
 
@@ -255,7 +207,6 @@ class ExternalBackend:
                 self._flush_soon()
 
     def _row_tick(self, row: ExternalRow, now_ms: float) -> None:
-        settings = self._settings
         silent_s = (now_ms - row.last_ms) / 1000
         if now_ms >= row.deadline_ms:
             self.cancel(row.row, "deadline")
@@ -265,12 +216,9 @@ class ExternalBackend:
             if now_ms - row.stopped_ms > USAGE_GRACE_MS:
                 row.leave()
                 row.settle()
-        elif silent_s > (settings.first_token_s if row.first_ms is None else settings.silence_s):
+        elif silent_s > (self._settings.first_token_s if row.first_ms is None else self._settings.silence_s):
             row.leave()
             self.row_failed(row, Failure("silent", f"no token for {silent_s:.1f} s"))
-
-    def _idle_lost(self) -> None:
-        self._health.suspect()
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -279,9 +227,7 @@ class ExternalBackend:
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        refused = list(self._refused)
-        self._refused.clear()
-        output = self._tally.take()
+        output, refused = self._tally.take()
         self._on_step(BackendStep(output, self._stats(), refused, taken=self._tally.taken))
 
     def _stats(self) -> EngineStats:

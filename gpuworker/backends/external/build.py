@@ -2,10 +2,13 @@
 
 import json
 
+from tokenizers import Tokenizer
+
 from gpuworker.backends.base import BackendError
 from gpuworker.backends.external.answer import Dialect
 from gpuworker.backends.external.backend import ExternalBackend
 from gpuworker.backends.external.flavours import FLAVOURS
+from gpuworker.backends.external.intake import Intake
 from gpuworker.backends.external.openai import OpenAIDialect
 from gpuworker.backends.external.settings import UpstreamSettings
 from gpuworker.backends.external.tgi import TGIDialect
@@ -51,6 +54,6 @@ def backend_build(options: Options, manifest: Manifest, secret: bytes, key: str)
     dialect: Dialect = TGIDialect()
     if options.backend == "openai":
         dialect = OpenAIDialect(FLAVOURS[settings.flavour], settings.model)
-    return ExternalBackend(
-        settings, dialect, folder, manifest, secret=secret, max_rows=options.max_rows, eos_ids=eos_ids
-    )
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    intake = Intake(tokenizer, manifest, eos_ids, secret)
+    return ExternalBackend(settings, dialect, intake, max_rows=options.max_rows)

@@ -1,5 +1,7 @@
 """One choice of a request at an upstream: what it has given, what is held back, how it ended."""
 
+from tokenizers import Tokenizer
+
 from gpuworker.engine.stop_matcher import StopMatcher
 
 
@@ -23,3 +25,8 @@ class Choice:
         """What was held back, and may be shown now that it ended."""
         tail, self.lead = self.lead + self.matcher.flush(), ""
         return tail
+
+    def text_tokens(self, tokenizer: Tokenizer) -> int:
+        """Of what the upstream produced, as far as we saw it, with the token that ended it."""
+        ids = tokenizer.encode("".join(self.texts), add_special_tokens=False).ids
+        return len(ids) + (self.reason == "stop" and not isinstance(self.stopped_by, str))

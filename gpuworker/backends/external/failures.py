@@ -16,6 +16,15 @@ Kind = Literal[
     "wrong_model",  # it answers with another model
 ]
 MAX_MESSAGE = 300
+_TOLD: dict[Kind, str] = {
+    "unreachable": "cannot be reached",
+    "silent": "gave no token for too long",
+    "overloaded": "has too much to do",
+    "refused": "refuses this request",
+    "misconfigured": "does not serve this model to us",
+    "broken": "ended its answer early",
+    "wrong_model": "answers with another model",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,11 @@ class Failure:
 
     kind: Kind
     message: str
+
+    @property
+    def told(self) -> str:
+        """For clients: a word to look for, and no inner cause."""
+        return f"upstream_{self.kind}: the model's server {_TOLD[self.kind]}"
 
 
 def failure_of_status(status: int) -> Failure:

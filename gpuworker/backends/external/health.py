@@ -69,7 +69,6 @@ class Health:
         probe: UpstreamRequest,
         context_tokens: int,
         on_change: Callable[[], None],
-        breaker: CircuitBreaker,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -77,13 +76,13 @@ class Health:
         self._probe = probe
         self._context_tokens = context_tokens
         self._on_change = on_change
-        self._breaker = breaker
+        self._breaker = CircuitBreaker()
         self._loop = asyncio.get_running_loop()
         self._random = Random()  # noqa: S311 - spreads probes
         self._is_verified = False
         self._suspect = asyncio.Event()
         self._complaint = ""
-        breaker.trip(self._now_ms(), at_once=True)
+        self._breaker.trip(self._now_ms(), at_once=True)
 
     @property
     def is_ready(self) -> bool:

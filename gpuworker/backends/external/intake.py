@@ -18,22 +18,22 @@ class Intake:
     def __init__(
         self, tokenizer: Tokenizer, manifest: Manifest, eos_ids: frozenset[int], secret: bytes
     ) -> None:
-        self._tokenizer = tokenizer
-        self._max_tokens = manifest.max_context_tokens
+        self.tokenizer = tokenizer
+        self.max_tokens = manifest.max_context_tokens
         known = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self._vocab_size = max(known, int(manifest.config.get("vocab_size", 0)))
-        self._eos_ids = eos_ids
+        self._eos_ids, self.eos_id = eos_ids, min(eos_ids, default=None)
         self._secret, self._digest = secret, manifest.digest
         self._text = PromptText(tokenizer)
 
     def blocks_of_row(self, max_rows: int) -> int:
         """Memory is the upstream's affair: so many that rows are what is scarce."""
-        return -(-self._max_tokens // BLOCK_SIZE) + 2 * max_rows + 2
+        return -(-self.max_tokens // BLOCK_SIZE) + 2 * max_rows + 2
 
     def request(self, submit: Submit) -> UpstreamRequest:
         """Raises Unsayable."""
         ids = unpack_ids(submit.prompt)
-        room = self._max_tokens - len(ids) + submit.emitted
+        room = self.max_tokens - len(ids) + submit.emitted
         if problem := submit_problem(submit, ids, room=room, vocab_size=self._vocab_size):
             raise Unsayable(problem[1], problem[0])
         submit = msgspec.structs.replace(submit, max_tokens=min(submit.max_tokens, room))
@@ -46,22 +46,17 @@ class Intake:
             cache_salt=prefix_root(
                 self._secret, submit.tenant, self._digest, "", "external", submit.cache_salt
             ).hex(),
+            emitted_text=self._shown(ids[-submit.emitted :]) if submit.emitted else "",
+            echoed_text=self._shown(ids) if submit.echo else "",
         )
 
-    def prompt_text(self, request: UpstreamRequest) -> str:
-        text: str = self._tokenizer.decode(request.ids, skip_special_tokens=True)
-        return text
-
-    def emitted_text(self, request: UpstreamRequest) -> str:
-        emitted = request.submit.emitted
-        text: str = (
-            self._tokenizer.decode(request.ids[-emitted:], skip_special_tokens=True) if emitted else ""
-        )
+    def _shown(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     def probe(self) -> UpstreamRequest:
         """One token after a short prompt, of no tenant."""
-        ids: list[int] = self._tokenizer.encode("1").ids or [0]
+        ids: list[int] = self.tokenizer.encode("1").ids or [0]
         return self.request(
             Submit(
                 sid=0,

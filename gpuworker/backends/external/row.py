@@ -52,8 +52,6 @@ class ExternalRow:
         owner: RowOwner,
         *,
         eos_id: int | None,
-        emitted_text: str,
-        echoed_text: str,
     ) -> None:
         submit = request.submit
         self.row, self.submit = row, submit
@@ -61,9 +59,9 @@ class ExternalRow:
         self.cached_tokens = 0
         self.choices = [Choice(index, submit.stop, submit.emitted) for index in range(submit.n)]
         for choice in self.choices:
-            choice.lead = echoed_text
-        if emitted_text:  # a stop string may have begun there
-            self.choices[0].matcher.feed(emitted_text)
+            choice.lead = request.echoed_text
+        if request.emitted_text:  # a stop string may have begun there
+            self.choices[0].matcher.feed(request.emitted_text)
         self.arrived_ms = self.last_ms = owner.now_ms()
         self.deadline_ms = self.arrived_ms + submit.deadline_ms
         self.first_ms: float | None = None
@@ -96,13 +94,22 @@ class ExternalRow:
         if self.exchange is not None:
             self.exchange.pause(is_paused)
 
+    def settle_unasked(self) -> None:
+        """Only the prompt was asked for: the upstream has no part in it."""
+        self.has_started = True
+        for choice in self.choices:
+            choice.reason = "length"
+        self.settle()
+
     def settle(self) -> None:
         """All choices have ended: count, and say so."""
         problems = self._problems
         for choice in self.choices:
             choice.reason = choice.reason or "stop"
         counted = self.output_tokens - self.submit.emitted
-        verdict = output_judge(told=self._told, counted=counted, own=self._own_tokens(counted))
+        has_ids = all(choice.has_ids for choice in self.choices)
+        own = counted if has_ids else sum(choice.text_tokens(self._tokenizer) for choice in self.choices)
+        verdict = output_judge(told=self._told, counted=counted, own=own)
         if verdict.problem:
             problems.append(verdict.problem)
         if (rest := verdict.output_tokens - counted) > 0:
@@ -240,16 +247,3 @@ class ExternalRow:
         else:
             self.leave()
             self.settle()
-
-    def _own_tokens(self, counted: int) -> int:
-        """Of what the upstream produced, as far as we saw it."""
-        if all(choice.has_ids for choice in self.choices):
-            return counted
-        own = 0
-        for choice in self.choices:
-            text = "".join(choice.texts)
-            own += len(self._tokenizer.encode(text, add_special_tokens=False).ids)
-            own += choice.reason == "stop" and not isinstance(
-                choice.stopped_by, str
-            )  # the token that ended it
-        return own

@@ -4,13 +4,14 @@ itself: rows are what is scarce, and machine time is the time that rows take."""
 from collections import Counter
 from collections.abc import Collection
 
+from gpuworker.backends.base import RefusedRow
 from gpuworker.backends.external.choice import Choice
 from gpuworker.backends.external.row import ExternalRow
 from gpuworker.engine.machine_time import time_divide
 from gpuworker.engine.output import OWN_ENDS, Checkpoint, StepOutput
 from gpuworker.engine.stats import EngineStats
 from gpuworker.engine.step_results import SILENT_ENDS
-from gpuworker.wire.messages import CHECKPOINT_TOKENS, Capacity, ChoiceEnd, End, TokenLogprobs
+from gpuworker.wire.messages import CHECKPOINT_TOKENS, Capacity, ChoiceEnd, End, RowKey, TokenLogprobs
 from policy.flow import Flow
 
 BLOCK_SIZE = 16
@@ -21,6 +22,7 @@ class Tally:
         self._capacity = capacity
         self._step = 1
         self._output = StepOutput(self._step)
+        self._refused: list[RefusedRow] = []
         self._batch_rows = 0
         self._worked_ms: float | None = None
         self.taken = 0
@@ -89,6 +91,10 @@ class Tally:
             self._output.cut.append(row.row)
         self._checkpoint(row, reason)
 
+    def refuse(self, row: RowKey, code: str, message: str) -> None:
+        """Nothing came of it."""
+        self._refused.append(RefusedRow(row, code, message))
+
     def work(self, rows: Collection[ExternalRow], now_ms: float) -> bool:
         """The time since the last call, divided among those whose rows took it. Whether there was any."""
         since_ms, self._worked_ms = self._worked_ms, now_ms if rows else None
@@ -100,11 +106,12 @@ class Tally:
         self._output.work += time_divide(round((now_ms - since_ms) * 1000), flows)
         return True
 
-    def take(self) -> StepOutput:
+    def take(self) -> tuple[StepOutput, list[RefusedRow]]:
         output, self._step = self._output, self._step + 1
+        refused, self._refused = self._refused, []
         self._output = StepOutput(self._step)
         self._batch_rows = sum(len(columns.sids) for columns in output.gateways.values())
-        return output
+        return output, refused
 
     def stats(self, rows: Collection[ExternalRow], *, row_limit: int, is_full: bool) -> EngineStats:
         running = sum(1 for row in rows if row.first_ms is not None)

@@ -3,6 +3,7 @@ and none of Django's secrets."""
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Command(BaseCommand):
             "--listen", required=True, help="where gateways connect: unix:/path, tcp://host:port"
         )
         parser.add_argument("--spool", type=Path, required=True, help="usage waits there for the controller")
+        parser.add_argument("--gateway", action="append", default=[], help="one that may connect; none: any")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -38,17 +40,22 @@ class Command(BaseCommand):
         except (RegistryError, UpstreamKeyUnreadable) as error:
             raise CommandError(str(error)) from error
         connections.close_all()
-        arguments = [sys.executable, *worker_arguments(launch, options["listen"], options["spool"])]
+        told = worker_arguments(launch, options["listen"], options["spool"], options["gateway"])
+        arguments = [sys.executable, *told]
         os.execve(sys.executable, arguments, worker_environment(launch, dict(os.environ)))  # noqa: S606
 
 
-def worker_arguments(launch: UpstreamLaunch, listen: str, spool: Path) -> list[str]:
+def worker_arguments(
+    launch: UpstreamLaunch, listen: str, spool: Path, gateways: Sequence[str] = ()
+) -> list[str]:
     arguments = ["-m", "gpuworker", "--id", f"upstream-{launch.name}", "--listen", listen]
     arguments += ["--dispatch", dispatch_address(), "--weights", str(weights_dir() / launch.digest)]
     arguments += ["--model", launch.slug, "--spool", str(spool), "--backend", launch.kind]
     arguments += ["--max-rows", str(launch.max_rows), "--upstream-url", launch.url]
     arguments += ["--upstream-model", launch.model_name, "--upstream-revision", launch.revision]
     arguments += ["--upstream-flavour", launch.flavour] if launch.flavour else []
+    for gateway in gateways:
+        arguments += ["--gateway", gateway]
     for name, seconds in launch.options.items():
         arguments += [f"--upstream-{name.replace('_', '-')}", str(seconds)]
     return arguments
