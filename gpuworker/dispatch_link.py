@@ -10,6 +10,7 @@ from gpuworker.wire import dispatchers
 from gpuworker.wire.connection import Connection, connect
 from gpuworker.wire.dispatchers import Dispatchers
 from gpuworker.wire.messages import HEARTBEAT_MS, AnyMessage, Heartbeat, Hello, Refusal, Welcome
+from gpuworker.wire.quiet import Quiet
 from gpuworker.wire.tls import WireTls
 
 FIRST_RETRY_S = 0.05
@@ -51,7 +52,8 @@ class DispatchLink:
         self._connection: Connection | None = None
         self._lost = asyncio.Event()
         self._retry_s = FIRST_RETRY_S
-        self._complaint = ""
+        self._complaints = Quiet()
+        self._is_explained = False  # why this attempt ends
         self.is_joined = False
 
     def send(self, message: AnyMessage) -> bool:
@@ -63,6 +65,7 @@ class DispatchLink:
         try:
             while True:
                 self._lost.clear()
+                self._is_explained = False
                 if not self._may_join():
                     await asyncio.sleep(LAST_RETRY_S)
                     continue
@@ -76,7 +79,7 @@ class DispatchLink:
                             role="dispatcher",
                         )
                 except OSError as error:  # TimeoutError is one
-                    self._complain(f"cannot reach the dispatcher: {error}")
+                    self._complain(f"cannot reach it: {str(error) or type(error).__name__}")
                 else:
                     self._connection.send(replace(self._hello(), term=self._dispatchers.term))
                     await self._attend(self._connection)
@@ -84,7 +87,7 @@ class DispatchLink:
                 await asyncio.sleep(self._dispatchers.pause_s(self._retry_s))
                 self._retry_s = min(self._retry_s * 2, LAST_RETRY_S)
         finally:
-            self.is_joined = False
+            self.is_joined, self._is_explained = False, True
             if self._connection is not None:
                 self._connection.close("worker stops")
 
@@ -114,16 +117,15 @@ class DispatchLink:
             self._on_message(message)
         elif isinstance(message, Welcome):
             if refusal := self._dispatchers.welcomed(message):
-                self._complain(f"a dispatcher is not joined: {refusal}")
-                connection.close("an old term")
+                self._refuse(connection, refusal)
                 return
-            self.is_joined, self._retry_s, self._complaint = True, FIRST_RETRY_S, ""
+            self.is_joined, self._retry_s, self._complaints = True, FIRST_RETRY_S, Quiet()
             logger.info("joined dispatcher=%s term=%d", message.incarnation, message.term)
             self._on_joined()
         elif isinstance(message, Refusal):
+            level = logging.INFO if message.code == "standby" else logging.ERROR
+            self._refuse(connection, f"refuses this worker: {message.code}: {message.message}", level)
             self._dispatchers.refused(message)
-            self._complain(f"the dispatcher refuses this worker: {message.code}: {message.message}")
-            connection.close("refused")
         else:
             connection.abort(f"{type(message).__name__} before Welcome")
 
@@ -132,10 +134,17 @@ class DispatchLink:
             logger.warning("dispatcher lost: %s", cause)
             self.is_joined = False
             self._on_lost()
+        elif not self._is_explained:
+            self._complain(f"no answer to the greeting: {cause}")
         self._lost.set()
 
-    def _complain(self, complaint: str) -> None:
-        """Once for the same cause in a row."""
-        if complaint != self._complaint:
-            logger.error("%s; trying again", complaint)
-            self._complaint = complaint
+    def _refuse(self, connection: Connection, why: str, level: int = logging.ERROR) -> None:
+        self._is_explained = True
+        self._complain(why, level)
+        connection.close("refused")
+
+    def _complain(self, why: str, level: int = logging.ERROR) -> None:
+        """Once a minute for the same cause."""
+        complaint = f"dispatcher {self._dispatchers.address}: {why}"
+        if self._complaints.may_say(complaint, asyncio.get_running_loop().time() * 1000):
+            logger.log(level, "%s; trying again", complaint)

@@ -9,13 +9,14 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 from gpuworker.wire.framing import FrameDecoder, WireError, encode
 from gpuworker.wire.messages import AnyMessage
-from gpuworker.wire.tls import WireTls, may_be, names_of
+from gpuworker.wire.tls import WireTls, may_be, names_of, tls_reason
 from gpuworker.wire.tls_listener import HANDSHAKE_S, SHUTDOWN_S, TlsListener
 
 MAX_OUTBOX_BYTES = 32 * 1024 * 1024
@@ -173,13 +174,16 @@ async def connect(
     if tls is None:
         _, connection = await loop.create_connection(lambda: Connection(on_message, on_close), *target)
         return connection
-    _, connection = await loop.create_connection(
-        lambda: Connection(on_message, on_close),
-        *target,
-        ssl=tls.connecting,
-        ssl_handshake_timeout=HANDSHAKE_S,
-        ssl_shutdown_timeout=SHUTDOWN_S,
-    )
+    try:
+        _, connection = await loop.create_connection(
+            lambda: Connection(on_message, on_close),
+            *target,
+            ssl=tls.connecting,
+            ssl_handshake_timeout=HANDSHAKE_S,
+            ssl_shutdown_timeout=SHUTDOWN_S,
+        )
+    except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
+        raise ConnectionAbortedError(f"no TLS with {address}: {tls_reason(error)}") from error
     if not may_be(connection.names, role, name):
         connection._on_close = _nobody  # the caller never had it
         connection.abort("its certificate is another's")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 TLS_SETTINGS = ("SLUICE_WIRE_TLS_CERT", "SLUICE_WIRE_TLS_KEY", "SLUICE_WIRE_TLS_CA")
 SCHEME = "sluice://"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
 
 
 class TlsError(ValueError):
@@ -61,9 +62,18 @@ def _context(protocol: int, certificate: str, key: str, authority: str) -> ssl.S
     return context
 
 
+def tls_reason(error: OSError) -> str:
+    """Why a handshake failed, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return "it does not speak TLS" if error.reason in _NO_TLS else error.reason.lower().replace("_", " ")
+    return str(error) or "closed in the handshake, as those do who do not speak TLS"
+
+
 def names_of(certificate: Mapping[str, object] | None) -> tuple[str, ...] | None:
     """`role/id` of each URI name in a peer's verified certificate; None where there was no TLS."""
-    if not certificate:
+    if certificate is None:
         return None
     names = certificate.get("subjectAltName", ())
     assert isinstance(names, Iterable)

@@ -6,6 +6,9 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from gpuworker.wire.quiet import Quiet
+from gpuworker.wire.tls import tls_reason
+
 HANDSHAKE_S = 5.0
 SHUTDOWN_S = 2.0
 MAX_HANDSHAKES = 128  # at a time; one more cuts the oldest, which took longest for what takes milliseconds
@@ -31,7 +34,8 @@ class TlsListener(asyncio.AbstractServer):
         self._context = context
         self._max_handshakes = max_handshakes
         self._handshake_s = handshake_s
-        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}  # oldest first
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._failures = Quiet()
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in sockets]
 
     def close(self) -> None:
@@ -59,7 +63,7 @@ class TlsListener(asyncio.AbstractServer):
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listener)
+                accepted, address = await loop.sock_accept(listener)
             except OSError as error:  # descriptors are exhausted, or the peer is gone again
                 logger.warning("wire: cannot accept: %s", error)
                 await asyncio.sleep(_EXHAUSTED_S)
@@ -68,11 +72,13 @@ class TlsListener(asyncio.AbstractServer):
                 oldest = next(iter(self._handshakes))
                 self._handshakes.pop(oldest)
                 oldest.cancel()
-            task = asyncio.create_task(self._greet(accepted))
-            self._handshakes[task] = accepted
+            task = asyncio.create_task(self._greet(accepted, address))
+            self._handshakes[task] = None
             task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+            await asyncio.sleep(0)  # it begins, and others have their turn: many may wait to be accepted
 
-    async def _greet(self, accepted: socket.socket) -> None:
+    async def _greet(self, accepted: socket.socket, address: object) -> None:
+        """From here on the socket is its transport's, which closes it however this ends."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._factory,
@@ -81,9 +87,9 @@ class TlsListener(asyncio.AbstractServer):
                 ssl_handshake_timeout=self._handshake_s,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
-        except OSError as error:  # ssl.SSLError and TimeoutError are
-            logger.debug("wire: no TLS connection: %s", error)
-            accepted.close()
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
+        except ssl.SSLError as error:
+            reason = tls_reason(error)
+            if self._failures.may_say(reason, asyncio.get_running_loop().time() * 1000):
+                logger.warning("wire: no TLS with %s: %s", address, reason)
+        except OSError as error:  # it left, or said nothing: as those do who only look whether a port is open
+            logger.debug("wire: no TLS with %s: %s", address, error)

@@ -24,6 +24,7 @@ from devservices.paths import write_private
 SCHEME: Final = "sluice://"
 AUTHORITY: Final = "ca"
 DAYS: Final = 30
+AUTHORITY_DAYS: Final = 3_650
 _NAME: Final = re.compile(r"(gateway|dispatcher|worker|controller)/(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,62})")
 _BEFORE: Final = timedelta(minutes=5)  # clocks differ
 
@@ -57,7 +58,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject("sluice development authority")
     built = (
-        _builder(subject, subject, key, timedelta(days=3650))
+        _builder(subject, subject, key, timedelta(days=AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())

@@ -45,7 +45,7 @@ async def _run(place: Place, limits: Limits, tls: WireTls | None) -> None:
     lease = Lease(monotonic_ms())
     server = DispatchServer(secret, limits, name=place.name, lease=lease, tls=tls)
     store = LeaseStore(environment.redis_url(), server.incarnation, place.address, LeaseTimes().valid_ms)
-    keeper = LeaseKeeper(lease, store, server.lease_changed, monotonic_ms)
+    keeper = LeaseKeeper(lease, store, server, monotonic_ms)
 
     def hello() -> Hello:
         return Hello(
@@ -59,7 +59,7 @@ async def _run(place: Place, limits: Limits, tls: WireTls | None) -> None:
 
     announcer = Announcer(lease, place.others, hello, tls, server.term_heard)
     try:
-        await server.serve(place.listen, stop, keeper.run(), announcer.run())
+        await server.serve(place.listen, stop, keeper.run, announcer.run)
     finally:
         await keeper.close()
 

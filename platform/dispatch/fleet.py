@@ -8,6 +8,7 @@ from dispatch.prefixes import PrefixIndex
 from dispatch.requests import Request
 from gpuworker.wire.messages import (
     DEAD_MS,
+    HEARTBEAT_MS,
     SUSPECT_MS,
     AnyMessage,
     Capacity,
@@ -76,7 +77,8 @@ class Worker:
         return self.hello.serves != PREFILL
 
     def is_dead(self, now_ms: float) -> bool:
-        return now_ms - self.heard_ms > DEAD_MS
+        """Asked with every heartbeat, of which the next one would be too late."""
+        return now_ms + HEARTBEAT_MS - self.heard_ms > DEAD_MS
 
     def is_silent(self, now_ms: float) -> bool:
         return now_ms - self.heard_ms > SUSPECT_MS

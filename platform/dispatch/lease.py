@@ -5,10 +5,14 @@ grows with each holder: peers refuse a dispatcher whose term is lower than one t
 here (a clock that jumps, a store that forgot) costs a reconnect, and never lets two dispatchers place work.
 
 A holder that cannot reach the store serves on, and a standby that cannot reach it never takes over. One that
-slept past its lease does nothing before it has asked again.
+slept past its lease does nothing before it has asked again. A standby looks before it takes, and takes only
+what it saw: a question may lie in front of a store that stands still, and be heard when nobody waits for it.
 """
 
 from dataclasses import dataclass
+from typing import Final
+
+LOOKS: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +25,16 @@ class LeaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    may_take: bool  # it if nobody holds it; otherwise only look, or renew
+    takes_after: int  # take it if nobody holds it and this was the last term; LOOKS: look, or renew
     seen_term: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The store's answer: who holds the lease now."""
+    """The store's answer: who holds the lease now. Nobody does where the address is empty."""
 
     is_ours: bool
-    term: int
+    term: int  # the last one
     address: str
     left_ms: int
 
@@ -49,18 +53,22 @@ class Lease:
         self._sure_ms = now_ms  # active: last moment at which the lease was held or the store away
         self._is_away = False
         self._takes_from_ms = now_ms
+        self._free_after = LOOKS  # the last term, when nobody was seen to hold it
         self._resumes = False  # slept past its lease; nobody is known to have followed
 
     def asks(self, now_ms: float) -> Claim:
         self._asked_ms = now_ms
         self.next_ms = now_ms + self._times.renew_ms
-        takes = not self._is_away and now_ms >= self._takes_from_ms
-        return Claim(self.is_active or takes, self.seen_term)
+        if self.is_active:
+            return Claim(self.term, self.seen_term)
+        may_take = not self._is_away and now_ms >= self._takes_from_ms
+        return Claim(self._free_after if may_take else LOOKS, self.seen_term)
 
     def granted(self, grant: Grant, now_ms: float) -> None:
         if self._is_away:
             self._is_away = False
             self._takes_from_ms = now_ms + self._times.hold_off_ms
+        self._free_after = LOOKS if grant.address else grant.term
         self.seen_term = max(self.seen_term, grant.term)
         if not grant.is_ours:
             self.is_active = self._resumes = False
@@ -77,7 +85,7 @@ class Lease:
 
     def failed(self, now_ms: float) -> None:
         """The store could not be asked."""
-        self._is_away = True
+        self._is_away, self._free_after = True, LOOKS
         if self.may_act(now_ms) or (self._resumes and self.seen_term <= self.term):
             self.is_active, self._resumes, self._sure_ms = True, False, now_ms
         self.next_ms = now_ms + self._times.look_ms

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from redis.exceptions import RedisError
 
@@ -12,21 +14,28 @@ from gpuworker.wire.connection import connect
 from gpuworker.wire.messages import AnyMessage, Hello, Refusal
 from gpuworker.wire.tls import WireTls
 
+LEADS_MS = 1_000.0
 TELL_S = 1.0
 TELL_ANSWER_S = 0.5
 
 logger = logging.getLogger(__name__)
 
 
-class LeaseKeeper:
-    """`on_change` is called whenever the lease may have changed."""
+class Holder(Protocol):
+    """Who the lease is for."""
 
-    def __init__(
-        self, lease: Lease, store: LeaseStore, on_change: Callable[[], None], now_ms: Callable[[], float]
-    ) -> None:
+    def lease_changed(self, left: str) -> None:
+        """It may have. `left`: what the last holder said in `leads`, where it is ours now."""
+
+    def leads(self) -> str: ...
+
+
+class LeaseKeeper:
+    def __init__(self, lease: Lease, store: LeaseStore, holder: Holder, now_ms: Callable[[], float]) -> None:
         self._lease = lease
         self._store = store
-        self._on_change = on_change
+        self._holder = holder
+        self._told_ms = -math.inf  # when it was last told of the leads
         self._now_ms = now_ms
         self._trouble = ""
 
@@ -34,6 +43,7 @@ class LeaseKeeper:
         """Until cancelled."""
         while True:
             await asyncio.sleep(max(0.0, self._lease.next_ms - self._now_ms()) / 1000)
+            was_active, left = self._lease.is_active, ""
             claim = self._lease.asks(self._now_ms())
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -44,7 +54,22 @@ class LeaseKeeper:
             else:
                 self._say("")
                 self._lease.granted(grant, self._now_ms())
-            self._on_change()
+                if self._lease.is_active:
+                    left = await self._leads_exchange(was_active=was_active)
+            self._holder.lease_changed(left)
+
+    async def _leads_exchange(self, *, was_active: bool) -> str:
+        """Told now and then; asked for once. What is lost is worth no trouble: the next question is near."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                if not was_active:
+                    return await self._store.left()
+                if self._now_ms() - self._told_ms >= LEADS_MS:
+                    self._told_ms = self._now_ms()
+                    await self._store.leave(self._holder.leads())
+        except (RedisError, OSError) as error:
+            logger.debug("leads: %s", error)
+        return ""
 
     async def close(self) -> None:
         """Another may take over at once."""

@@ -11,7 +11,9 @@ from redis.backoff import NoBackoff
 from dispatch.lease import Claim, Grant
 
 LEASE_KEY, TERM_KEY = "{sluice:dispatch}:lease", "{sluice:dispatch}:term"
+LEADS_KEY = "{sluice:dispatch}:leads"
 ANSWER_S = 0.5
+LEADS_VALID_MS = 10_000
 
 _CLAIM = """
 local holder, term, address = unpack(redis.call('HMGET', KEYS[1], 'holder', 'term', 'address'))
@@ -24,7 +26,7 @@ if own and tonumber(term) >= seen then
     return {1, term, ARGV[2], ARGV[3]}
 end
 local last = tonumber(redis.call('GET', KEYS[2]) or 0)
-if not own and ARGV[5] == '0' then
+if not own and last > tonumber(ARGV[5]) then
     return {0, string.format('%.0f', last), '', 0}
 end
 local time = redis.call('TIME')
@@ -34,6 +36,11 @@ redis.call('SET', KEYS[2], term)
 redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'term', term, 'address', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {1, term, ARGV[2], ARGV[3]}
+"""
+_LEAVE = """
+if redis.call('HGET', KEYS[1], 'holder') == ARGV[1] then
+    redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+end
 """
 _RELEASE = """
 if redis.call('HGET', KEYS[1], 'holder') == ARGV[1] then
@@ -57,6 +64,7 @@ class LeaseStore:
             protocol=2,
         )
         self._claim = self._valkey.register_script(_CLAIM)
+        self._leave = self._valkey.register_script(_LEAVE)
         self._release = self._valkey.register_script(_RELEASE)
         self._holder = holder
         self._address = address
@@ -64,9 +72,19 @@ class LeaseStore:
 
     async def claim(self, claim: Claim) -> Grant:
         """Raises RedisError, OSError."""
-        arguments = [self._holder, self._address, self._valid_ms, claim.seen_term, int(claim.may_take)]
-        is_ours, term, address, left_ms = await self._claim(keys=[LEASE_KEY, TERM_KEY], args=arguments)
+        asked: list[str | int] = [self._holder, self._address, self._valid_ms]
+        asked += [claim.seen_term, claim.takes_after]
+        is_ours, term, address, left_ms = await self._claim(keys=[LEASE_KEY, TERM_KEY], args=asked)
         return Grant(bool(int(is_ours)), int(term), str(address), int(left_ms))
+
+    async def leave(self, leads: str) -> None:
+        """For the next holder, where it is ours. Raises RedisError, OSError."""
+        await self._leave(keys=[LEASE_KEY, LEADS_KEY], args=[self._holder, leads, LEADS_VALID_MS])
+
+    async def left(self) -> str:
+        """By the last holder; empty where that is long ago. Raises RedisError, OSError."""
+        left = await self._valkey.get(LEADS_KEY)
+        return str(left or "")
 
     async def release(self) -> None:
         """Where it is ours. Raises RedisError, OSError."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from dispatch.dispatcher import Dispatcher
 from dispatch.greeting import hello_check, standby_refusal
+from dispatch.leads import NO_LEADS, Leads, leads_read, leads_write
 from dispatch.lease import Lease
 from dispatch.limits import Limits
 from gpuworker.wire.connection import Connection, listen
@@ -82,31 +83,39 @@ class DispatchServer:
         self._early: dict[Connection, Hello] | None = None  # gateways that wait for the workers to come first
         self._refusals = Quiet()
 
-    def _dispatcher_new(self) -> Dispatcher:
-        return Dispatcher(self._limits, prefix_secret(self._secret.decode()), self._now_ms(), self._random)
+    def _dispatcher_new(self, leads: Leads = NO_LEADS) -> Dispatcher:
+        secret = prefix_secret(self._secret.decode())
+        return Dispatcher(self._limits, secret, self._now_ms(), self._random, leads)
 
-    async def serve(self, address: str, stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
+    async def serve(
+        self, address: str, stop: asyncio.Event, *work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         """`work` runs beside it and does not end by itself. Raises OSError when the address is taken."""
         server = await listen(address, self.peer_said, self.peer_closed, self.peer_opened, tls=self._tls)
-        timers = [asyncio.create_task(one) for one in (self._heartbeats(), self._fleet_states(), *work)]
+        timers = [asyncio.create_task(one()) for one in (self._heartbeats, self._fleet_states, *work)]
         logger.info("dispatcher listening on %s", address)
         stopping = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([stopping, *timers], return_when=asyncio.FIRST_COMPLETED)
         await tasks_end([stopping, *timers])
         server.close()
-        for connection in [*self._peers, *self._strangers]:
+        self._peers_close("dispatcher stops")
+        for connection in self._strangers:
             connection.close("dispatcher stops")
         for task in done - {stopping}:
             task.result()  # a timer never ends by itself: its exception ends the process
 
     # -- the lease ----------------------------------------------------------------------------------------
 
-    def lease_changed(self) -> None:
-        """Serve, or stop serving, as it says."""
+    def leads(self) -> str:
+        """For the one that follows."""
+        return leads_write(self._dispatcher.leads())
+
+    def lease_changed(self, left: str = "") -> None:
+        """Serve, or stop serving, as it says. `left`: what the last one told in `leads`."""
         if self._lease is None or self._lease.is_active == self._serves:
             return
         self._serves = self._lease.is_active
-        self._dispatcher = self._dispatcher_new()
+        self._dispatcher = self._dispatcher_new(leads_read(left))
         if self._serves:
             logger.warning("active now term=%d", self._lease.term)
             self._early = {}
@@ -114,14 +123,19 @@ class DispatchServer:
             return
         logger.warning("standby now, term %d is over", self._lease.term)
         self._early = None
+        self._peers_close("this dispatcher is a standby")
+
+    def _peers_close(self, cause: str) -> None:
+        """Their ends are nothing that the others should hear of."""
         peers, self._peers = self._peers, {}
         for connection in peers:
-            connection.close("this dispatcher is a standby")
+            connection.close(cause)
 
     def term_heard(self, term: int) -> None:
         if self._lease is not None:
             self._lease.heard(term, self._now_ms())
-            self.lease_changed()
+            if not self._lease.is_active:  # to begin, what was left is asked for first
+                self.lease_changed()
 
     def _early_admit(self) -> None:
         early, self._early = self._early, None

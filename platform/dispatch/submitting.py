@@ -1,6 +1,7 @@
 """What gateways ask for: to run a request, which is refused at once or waits; and to stop one."""
 
 from dispatch.answers import Answers
+from dispatch.fleet import REFUSAL_PAUSE_MS
 from dispatch.limits import Limits
 from dispatch.members import Members
 from dispatch.requests import request_make, waiting_make
@@ -25,6 +26,10 @@ class Submitting:
                 self._answers.placed(known)
             return None
         self.submitted += 1
+        if lost := self._workers.get(
+            submit.lost_on
+        ):  # dead, and its gateway saw that first, or out of its reach
+            lost.paused_until_ms = now_ms + REFUSAL_PAUSE_MS
         version = self._versions.add(submit.digest, submit.model, now_ms)
         request = request_make(row, submit, self._limits, now_ms)
         request.waiting = waiting_make(request, submit)

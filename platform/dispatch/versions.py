@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from dispatch.fleet import Worker
+from dispatch.leads import Leads
 from dispatch.limits import Limits
 from dispatch.prefixes import chains_of
 from dispatch.requests import Request
@@ -54,11 +55,12 @@ class Version:
 
 
 class Versions:
-    """By digest."""
+    """By digest. `leads` are those of the dispatcher before."""
 
-    def __init__(self, limits: Limits, rng: Random) -> None:
+    def __init__(self, limits: Limits, rng: Random, leads: Leads) -> None:
         self._limits = limits
         self._rng = rng
+        self._leads = dict(leads)
         self._versions: dict[str, Version] = {}
 
     def __iter__(self) -> Iterator[Version]:
@@ -72,6 +74,8 @@ class Versions:
         version = self._versions.get(digest)
         if version is None:
             queue = ModelQueue(self._limits.queue, now_ms, self._rng)
+            if leads := self._leads.pop(digest, None):
+                queue.resume(leads)
             version = self._versions[digest] = Version(digest, model, queue)
         version.model = model
         return version

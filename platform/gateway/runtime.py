@@ -158,7 +158,7 @@ class Gateway:
         """What keeps this gateway from serving; empty when it is ready."""
         checks = {
             "snapshot": self.snapshots.current is not None,
-            "dispatcher": self.upstream.dispatcher.is_ready,
+            "dispatcher": self.upstream.is_served,
             "worker": bool(self.upstream.replicas.ready()),
             "spool": not self.spool.refusal,
             "quotas": not self.quotas.is_starting,

@@ -6,7 +6,7 @@ has time for requests that were never tried. Pure: the time is an argument; in m
 """
 
 PART = 0.25  # of the machine time of all replicas
-BURST_MS = 2_000.0  # of each replica's machine time, after a quiet time: one replica's requests, nearly always
+BURST_MS = 2_000.0  # of each replica's, at once after a quiet time: nearly always one lost replica's requests
 
 
 class FailoverBudget:
@@ -23,7 +23,7 @@ class FailoverBudget:
         elapsed_ms = max(0.0, now_ms - self._at_ms)
         self._at_ms = max(self._at_ms, now_ms)
         self._spent_ms = max(0.0, self._spent_ms - PART * replicas * elapsed_ms)
-        if self._spent_ms >= PART * BURST_MS * replicas:
+        if self._spent_ms >= BURST_MS * replicas:
             return False
         self._spent_ms += cost_ms
         return True

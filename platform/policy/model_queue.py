@@ -4,16 +4,15 @@ Used by the dispatcher and by the fleet simulator. Pure: the caller says what ti
 of two fair queues, interactive requests and batch; batch whose deadline is near moves to the first.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from random import Random
 
 from policy import queue_views as views
-from policy.deadlines import Deadlines
+from policy.backlog import Backlog
 from policy.entrance import Entrance
 from policy.failover_budget import FailoverBudget
 from policy.fair_queue import FairQueue
-from policy.flow import BATCH_URGENT, CLASSES, INTERACTIVE, Flow
-from policy.flow_state import FlowState
+from policy.flow import Flow
 from policy.placement import Replica
 from policy.placer import Placer
 from policy.queue_settings import QueueSettings
@@ -21,14 +20,7 @@ from policy.router_index import PrefixHolders
 from policy.waiting import FlowView, LevelChange, Placement, Refusal, Waiting
 from policy.work import WorkEstimate
 
-__all__ = [
-    "ModelQueue",
-    "Placement",
-    "QueueSettings",
-    "Refusal",
-    "Replica",
-    "Waiting",
-]
+RESUME_MS = 5_000.0  # for requests of a predecessor to come back
 
 
 class ModelQueue:
@@ -38,16 +30,13 @@ class ModelQueue:
     """
 
     def __init__(self, settings: QueueSettings, now_ms: float, rng: Random | None = None) -> None:
-        self._settings = settings
         rng = rng or Random(0)  # noqa: S311 - hides nothing
         self._placer = Placer(settings, now_ms, Random(rng.getrandbits(32)))  # noqa: S311
         self._interactive, self._batch = self._placer.interactive, self._placer.batch
         self._queues = (self._interactive, self._batch)
         self._entrance = Entrance(settings, self._placer, rng, now_ms)
-        self._waiting: dict[Hashable, Waiting] = {}
-        self._deadlines = Deadlines(settings.prefill_inflation)
+        self._backlog = Backlog(settings, self._placer, self._entrance.ran_dry)
         self._failovers = FailoverBudget(now_ms)
-        self._late: list[Waiting] = []
         self._estimate = WorkEstimate()
         self._sequence = 0
         self._now_ms = self._ticked_ms = now_ms
@@ -66,9 +55,9 @@ class ModelQueue:
         return None
 
     def readmit(self, waiting: Waiting, now_ms: float) -> Refusal | None:
-        """A request that was let in before and whose replica was lost: first of its flow within the budget for
-        that, else by its deadline; unless no replica can hold it. Raises ValueError for a key that is here
-        already."""
+        """A request that was let in before and whose replica was lost: first of its flow within the budget
+        for that, else by its deadline; unless no replica can hold it. Raises ValueError for a key that is
+        here already."""
         self._check_new(waiting)
         self._now_ms = now_ms
         if refusal := self._entrance.unservable(waiting):
@@ -82,34 +71,28 @@ class ModelQueue:
         """A replica refused it: back to its old place."""
         self._now_ms = now_ms
         self._placer.undone(waiting.key)
-        self._enter(waiting)
+        self._backlog.enter(waiting, self._estimate)
         self._queue(waiting).push(waiting)
 
     def remove(self, key: Hashable) -> Waiting | None:
         """The client left. None: it does not wait."""
-        waiting = self._waiting.get(key)
-        if waiting is not None:
-            self._queue(waiting).remove(waiting)
-            self._placer.gone(key)
-            self._leave(waiting)
-        return waiting
+        return self._backlog.remove(key)
 
     def take(self, now_ms: float) -> Placement | None:
         """The next request and its replica; call until None. One that became urgent has another flow."""
         self._now_ms = now_ms
-        self._drop_late(now_ms)
+        self._backlog.drop_late(now_ms)
         placement = self._placer.take(now_ms)
         if placement is not None:
-            self._leave(placement.waiting)
+            self._backlog.leave(placement.waiting)
             self._entrance.started(placement.waiting, now_ms)
         return placement
 
     def expired(self, now_ms: float) -> list[Waiting]:
         """Requests whose deadline cannot be met any more; they wait no longer."""
         self._now_ms = now_ms
-        self._drop_late(now_ms)
-        late, self._late = self._late, []
-        return late
+        self._backlog.drop_late(now_ms)
+        return self._backlog.take_late()
 
     def retry_after_ms(self, expired: Waiting, now_ms: float) -> int:
         """When one that waited in vain may come back, a place booked. 0: nothing can be promised."""
@@ -120,11 +103,7 @@ class ModelQueue:
         if not self._most_tokens_fell or not len(self._placer.rooms):
             return []
         self._most_tokens_fell = False
-        most = self._placer.rooms.most_tokens
-        found = [waiting for waiting in self._waiting.values() if waiting.prompt_tokens + 1 > most]
-        for waiting in found:
-            self.remove(waiting.key)
-        return found
+        return self._backlog.remove_longer(self._placer.rooms.most_tokens)
 
     # -- placed requests ----------------------------------------------------------------------------------
 
@@ -197,8 +176,7 @@ class ModelQueue:
             return []
         self._ticked_ms = now_ms
         self._entrance.drain_tick(now_ms, is_bounded=self._estimate.cost is not None)
-        for waiting in self._deadlines.urgent(now_ms):
-            self._hurry(waiting)
+        self._backlog.hurry(now_ms)
         for queue in self._queues:
             queue.tick(now_ms, elapsed_ms, self.drain_rate)
         self._placer.divide(now_ms)
@@ -211,22 +189,35 @@ class ModelQueue:
         """Flows whose rows yield in a replica's step to other interactive ones. Batch yields anyway."""
         return frozenset(flow for flow, state in self._interactive.flows.items() if state.is_over)
 
+    # -- across processes ---------------------------------------------------------------------------------
+
+    def leads(self) -> dict[Flow, int]:
+        """What fairness needs to go on in another process: of each flow, microseconds of virtual time beyond
+        the least served one of its queue."""
+        return self._interactive.leads() | self._batch.leads()
+
+    def resume(self, leads: Mapping[Flow, int]) -> None:
+        """Of a new one: `leads` of its predecessor."""
+        for queue in self._queues:
+            own = {flow: lead for flow, lead in leads.items() if self._placer.queue(flow) is queue}
+            queue.resume(own, self._now_ms + RESUME_MS)
+
     # -- views --------------------------------------------------------------------------------------------
 
     def depth(self, klass: str) -> int:
-        return views.depth(self._states(klass))
+        return views.depth(views.flows_of(self._queues, klass))
 
     def oldest_ms(self, klass: str) -> float:
         """How long the one that waits longest has waited, as of the latest call that said the time."""
-        return views.oldest_ms(self._states(klass), self._now_ms)
+        return views.oldest_ms(views.flows_of(self._queues, klass), self._now_ms)
 
     def tenants(self) -> int:
         """Tenants with requests, waiting or running."""
-        return views.tenants(self._all_states())
+        return views.tenants(views.all_flows(self._queues))
 
     def flows(self) -> list[FlowView]:
         """Of every flow with requests, the one with the most queued work first."""
-        return views.flow_views(self._all_states())
+        return views.flow_views(views.all_flows(self._queues))
 
     @property
     def level(self) -> int:
@@ -246,47 +237,14 @@ class ModelQueue:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _check_new(self, waiting: Waiting) -> None:
-        if waiting.key in self._waiting or waiting.key in self._placer.placed:
+        if waiting.key in self._backlog.waiting or waiting.key in self._placer.placed:
             raise ValueError(f"{waiting.key!r} is here already")
 
     def _queue(self, waiting: Waiting) -> FairQueue:
         return self._placer.queue(waiting.flow)
 
-    def _states(self, klass: str) -> list[FlowState]:
-        """Batch that became urgent is batch to people."""
-        klasses = (klass,) if klass == INTERACTIVE else (klass, BATCH_URGENT)
-        return views.flows_of(self._queues, klasses)
-
-    def _all_states(self) -> list[FlowState]:
-        return [state for klass in CLASSES for state in self._states(klass)]
-
     def _arrive(self, waiting: Waiting, now_ms: float) -> None:
         self._sequence += 1
         waiting.sequence, waiting.work_us = self._sequence, self._estimate.work_us(waiting)
-        self._enter(waiting)
+        self._backlog.enter(waiting, self._estimate)
         self._queue(waiting).arrive(waiting, deadline_ms=waiting.deadline_ms - now_ms)
-
-    def _enter(self, waiting: Waiting) -> None:
-        self._waiting[waiting.key] = waiting
-        self._deadlines.enter(waiting, self._estimate)
-        self._placer.changed()
-
-    def _leave(self, waiting: Waiting) -> None:
-        """It waits no more."""
-        del self._waiting[waiting.key]
-        self._deadlines.leave(waiting)
-        if not self._interactive.depth:
-            self._entrance.ran_dry()
-
-    def _drop_late(self, now_ms: float) -> None:
-        for waiting in self._deadlines.late(now_ms):
-            self._late.append(waiting)
-            self.remove(waiting.key)
-
-    def _hurry(self, waiting: Waiting) -> None:
-        """Batch that would be late by itself is served among interactive requests."""
-        self._batch.remove(waiting)
-        self._placer.gone(waiting.key)
-        waiting.flow = Flow(waiting.flow.tenant, BATCH_URGENT)
-        waiting.weight *= self._settings.urgent_weight
-        self._interactive.push(waiting)

@@ -13,7 +13,7 @@ from policy.flow import Flow
 from policy.waiting import Waiting
 
 # A place is kept from a while before: what is let in now is still there when the client comes.
-KEPT_BEFORE_MS = 2_500.0
+KEPT_BEFORE_MS = 5_000.0
 KEPT_MS = 2_500.0  # a header says whole seconds, and networks take their time
 MOST_BOOKINGS = 1_024  # of one flow
 MOST_FLOWS = 4_096

@@ -169,6 +169,16 @@ def test_the_count_of_the_replica_that_had_it_last_stands(shop: Shop) -> None:
     assert stored() == (70, "stop", "other", 1)
 
 
+def test_a_worker_that_had_a_request_twice_counts_for_the_second_time(shop: Shop) -> None:
+    # Given a worker that got a request again and was told only then that the first time is over
+    again = replace(checkpoint(shop, 1, 30, "stop"), moves=2)
+    store(shop, replace(again, output_tokens=0, reason=""), again, checkpoint(shop, 1, 80, "error"))
+    # Then what it said last of the first time changes nothing
+    with psycopg.connect(shop.database.operator_url) as conn:
+        query = "SELECT output_tokens, reason, moves FROM billing_workerusage"
+        assert conn.execute(query).fetchall() == [(30, "stop", 2)]
+
+
 def test_usage_sums_show_a_tenant_its_own_usage(shop: Shop) -> None:
     price(model="n", prompt=0)
     record(shop, 1)

@@ -8,6 +8,7 @@ from dispatch.lease import Claim, Grant, Lease, LeaseTimes
 
 TIMES = LeaseTimes()
 ANSWER_MS = 500
+_FAULTS = ("sleep", "cut", "outage", "freeze", "mend", "kill", "tell", "wipe", "jump", "calm")
 
 
 class Store:
@@ -17,6 +18,7 @@ class Store:
         self.holder, self.term, self.expires_ms = "", 0, 0.0
         self.last_term = 0
         self.shift_ms = 0.0
+        self.thaws_ms = 0.0  # until then it stands still; what it was asked meanwhile it does afterwards
 
     def wipe(self) -> None:
         self.holder, self.last_term = "", 0
@@ -29,7 +31,7 @@ class Store:
             return Grant(False, self.term, self.holder, int(self.expires_ms - now_ms))
         own = self.holder == name
         if not (own and self.term >= claim.seen_term):
-            if not own and not claim.may_take:
+            if not own and self.last_term > claim.takes_after:
                 return Grant(False, self.last_term, "", 0)
             self.last_term = max(self.last_term + 1, claim.seen_term + 1, int(now_ms))
             self.holder, self.term = name, self.last_term
@@ -89,6 +91,9 @@ class Member:
         world.after(ANSWER_MS, lambda: self._awake(lambda: self._answered(None, question)))
 
     def _asked(self, claim: Claim, question: int) -> None:
+        if (thaws_ms := self.world.store.thaws_ms) > self.world.now:
+            self.world.at(thaws_ms + self.world.random.random(), lambda: self._asked(claim, question))
+            return
         grant = self.world.store.claim(self.name, claim, self.world.now)
         if self.is_reachable:
             self.world.after(self.world.delay(), lambda: self._awake(lambda: self._answered(grant, question)))
@@ -152,7 +157,7 @@ class World:
 
     def fault(self) -> None:
         member, random = self.random.choice(self.members), self.random
-        match random.choice(["sleep", "cut", "outage", "mend", "kill", "tell", "wipe", "jump", "calm"]):
+        match random.choice(_FAULTS):
             case "sleep":
                 member.sleeps_until = self.now + random.choice([300, 1_600, 5_000])
             case "cut":
@@ -160,6 +165,8 @@ class World:
             case "outage":
                 for each in self.members:
                     each.is_reachable = False
+            case "freeze":
+                self.store.thaws_ms = self.now + random.choice([300, 1_600, 5_000])
             case "mend":
                 for each in self.members:
                     each.is_reachable = True

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch.lease import Grant, Lease
+from dispatch.lease import LOOKS, Grant, Lease
 from tests.dispatch.lease_world import TIMES, World
 
 OWN = Grant(True, 7, "a", TIMES.valid_ms)
+FREE = Grant(False, 6, "", 0)
 OTHERS = Grant(False, 8, "b", 900)
 
 
@@ -68,6 +69,19 @@ def test_while_the_store_is_away_the_active_one_serves_on_alone_and_after_it_too
     assert [member for member in world.members if member.acts] == [holder]
 
 
+@given(st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_what_lay_before_a_store_that_stood_still_takes_nothing(seed: int) -> None:
+    world = World(seed)
+    world.slowest_ms = 20
+    world.run(3_000 + world.random.uniform(0, 1_000))
+    (holder,) = [member for member in world.members if member.acts]
+    world.store.thaws_ms = world.now + world.random.uniform(0, 6_000)
+    for _ in range(90):
+        world.run(100)
+        assert [member for member in world.members if member.acts] == [holder]
+
+
 def test_who_slept_past_its_lease_does_nothing_before_it_has_asked() -> None:
     lease = active_lease()
     assert lease.may_act(TIMES.valid_ms - 1)
@@ -118,10 +132,21 @@ def test_an_answer_that_took_longer_than_the_lease_is_none() -> None:
 
 def test_a_standby_takes_nothing_right_after_the_store_was_away() -> None:
     lease = Lease(0)
-    assert lease.asks(0).may_take
+    assert lease.asks(0).takes_after == LOOKS
+    lease.granted(FREE, 10)
+    assert lease.asks(11).takes_after == FREE.term
     lease.failed(500)
-    assert not lease.asks(750).may_take
-    lease.granted(Grant(False, 0, "", 0), 760)
-    assert not lease.asks(1_700).may_take
-    lease.granted(Grant(False, 0, "", 0), 1_710)
-    assert lease.asks(1_770).may_take
+    for moment in (750, 1_700):
+        assert lease.asks(moment).takes_after == LOOKS
+        lease.granted(FREE, moment + 10)
+    assert lease.asks(1_770).takes_after == FREE.term
+
+
+def test_a_standby_takes_what_it_saw_free_and_nothing_else() -> None:
+    lease = Lease(0)
+    lease.asks(0)
+    lease.granted(FREE, 10)
+    assert lease.next_ms <= 11
+    assert lease.asks(11).takes_after == FREE.term
+    lease.granted(OTHERS, 20)
+    assert lease.asks(300).takes_after == LOOKS

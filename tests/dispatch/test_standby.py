@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from devservices.valkey import ValkeyServer
-from gpuworker.wire.messages import Placed, Refusal, RowKey, Welcome
+from gpuworker.wire.connection import Connection, listen
+from gpuworker.wire.messages import AnyMessage, Heartbeat, Hello, Placed, Refusal, RowKey, Welcome
 from gpuworker.wire.tasks import tasks_end
 from tests.dispatch.peers import submit
 from tests.dispatch.standby_pair import GatewayPeer, Pair, WorkerPeer, until
@@ -140,6 +141,37 @@ async def test_a_peer_that_has_seen_a_higher_term_deposes(pair: Pair, peers: Pee
     after = await pair.greet(await pair.active())
     assert after.term > before.term + 1_000_000
     await until(lambda: peers.worker.joins == 2)
+
+
+async def test_who_has_seen_a_later_term_joins_no_older_dispatcher(tmp_path: Path) -> None:
+    # Given one that both have joined, and another one that was replaced and does not know
+    each = [f"unix:{tmp_path}/{name}" for name in "ab"]
+    terms, greeted = dict(zip(each, (7, 5), strict=True)), dict.fromkeys(each, 0)
+    connections: list[Connection] = []
+
+    async def welcoming(address: str) -> asyncio.AbstractServer:
+        def said(connection: Connection, message: AnyMessage) -> None:
+            if isinstance(message, Hello):
+                greeted[address] += 1
+                connection.send(Welcome(version=1, id="d", incarnation=address, term=terms[address]))
+            connection.send(Heartbeat())
+
+        return await listen(address, said, lambda *_: None, connections.append)
+
+    first, second = await welcoming(each[0]), await welcoming(each[1])
+    gateway, worker = GatewayPeer(",".join(each)), WorkerPeer(",".join(each))
+    await until(lambda: gateway.joins == worker.joins == 1)
+    # When the first one goes
+    first.close()
+    for connection in connections:
+        connection.abort("gone")
+    # Then nobody joins the other one, until it has a later term
+    await until(lambda: greeted[each[1]] >= 6)
+    assert gateway.joins == worker.joins == 1
+    terms[each[1]] = 8
+    await until(lambda: gateway.joins == worker.joins == 2)
+    await tasks_end([gateway.task, worker.task, worker.beat])
+    second.close()
 
 
 async def test_where_the_lease_is_misconfigured_it_says_so(tmp_path: Path) -> None:

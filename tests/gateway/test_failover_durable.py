@@ -1,4 +1,4 @@
-"""A replica dies under an answer that others may read too: its log, its key and its followers go on with it."""
+"""A replica dies under an answer that others may read too: its log, its key and who follows it go on."""
 
 import asyncio
 from collections.abc import AsyncIterator

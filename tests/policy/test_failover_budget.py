@@ -40,4 +40,4 @@ def test_it_never_gives_more_than_its_part(steps: list[tuple[float, float]], rep
         now_ms += elapsed_ms
         if budget.take(cost_ms, replicas, now_ms):
             given_ms, longest = given_ms + cost_ms, max(longest, cost_ms)
-        assert given_ms <= PART * replicas * (now_ms + BURST_MS) + longest + 1e-6
+        assert given_ms <= replicas * (PART * now_ms + BURST_MS) + longest + 1e-6

@@ -7,7 +7,9 @@ from random import Random
 import pytest
 
 from policy.flow import BATCH, BATCH_URGENT, INTERACTIVE, Flow
-from policy.model_queue import ModelQueue, QueueSettings, Replica
+from policy.model_queue import ModelQueue
+from policy.placement import Replica
+from policy.queue_settings import QueueSettings
 from tests.policy.queue_fleet import COST, Fleet, replica_make, waiting_make
 
 
@@ -515,7 +517,7 @@ def test_room_is_kept_for_nobody_who_left(leaves: str) -> None:
 
 def test_levels_rise_with_what_most_tenants_wait_and_each_change_is_told_once() -> None:
     fleet, number = Fleet(1), 0
-    while fleet.now_ms < 30_000:
+    while fleet.now_ms < 60_000:
         number += 1
         fleet.submit(f"tenant {number % 4}", prompt=300, output=60)
         fleet.advance(50)

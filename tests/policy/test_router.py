@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy import router
-from policy.placement import Replica
+from policy.placement import LONG_PROMPT_TOKENS, Replica
 from policy.prefix import Chain
 from policy.room import SHARE
 from policy.rooms import Rooms
@@ -254,3 +254,10 @@ def test_more_to_do_is_never_better_and_more_held_never_worse(
 def test_those_that_are_about_as_good_share_what_comes() -> None:
     rooms = rooms_make(*fleet(), seed=3)
     assert len({choose(rooms, waiting_make(number, prompt=100)) for number in range(60)}) >= 4
+
+
+def test_where_all_that_are_about_as_good_have_many_rows_the_best_of_them_it_is() -> None:
+    # Given the two replicas of long prompts, busy, and others that are idle and of the other pool
+    busy = [replace(large(f"l{number}", rows=60), is_for_long_prompts=True) for number in range(2)]
+    rooms = rooms_make(*busy, *fleet(6))
+    assert choose(rooms, asks(prompt=LONG_PROMPT_TOKENS)) == "l0"

@@ -29,6 +29,7 @@ from gpuworker.wire.messages import (
 )
 
 DISPATCHER_SILENCE_S = 5.0
+TAKEOVER_S = 3.0  # a standby is active after two, and we have found it
 
 
 class Upstream:
@@ -80,9 +81,19 @@ class Upstream:
         submitted."""
         if refusal := self._failover.quarantine.refusal(stream):
             raise refusal
-        if not self.dispatcher.send(stream.submit):
+        if not self.dispatcher.send(stream.submit) and not self._is_taken_over:
             raise self.dispatcher_away()
         self.streams[stream.sid] = stream
+
+    @property
+    def is_served(self) -> bool:
+        """A dispatcher is there, or will be in a moment: then requests wait here until `_ready`."""
+        return self.dispatcher.is_ready or self._is_taken_over
+
+    @property
+    def _is_taken_over(self) -> bool:
+        since_s = time.monotonic() - self.dispatcher_lost_at
+        return self.dispatcher.has_standby and self.dispatcher_joined_at > 0 and since_s < TAKEOVER_S
 
     def dispatcher_away(self) -> ApiError:
         limit = LimitDetail(name="dispatcher", scope="gateway", subject=self._gateway_id)

@@ -16,6 +16,7 @@ from gateway.upstream.quarantine import Quarantine
 from gateway.upstream.stream import Stream
 from gpuworker.wire.messages import AnyMessage
 
+_SEEN_HERE = ("disconnected", "unreachable")  # the dispatcher may not know yet that the replica is lost
 MOVES_MOST = 2  # replicas that a request may be lost with, and still be tried again
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Failover:
                 stream.lost_cause = "crashed"
 
     def move(self, stream: Stream, message: str, cause: str) -> ApiError | None:
-        """Why it must end: the client reads the message, operators the cause. None: another replica gets it."""
+        """Why it must end: clients read the message, operators the cause. None: another replica gets it."""
         stream.lost_cause, stream.lost_worker = cause, stream.worker
         now, lost = time.monotonic(), ApiError("replica_lost", message, retry_after_ms=1_000)
         if not stream.is_heard and stream.worker:
@@ -58,7 +59,7 @@ class Failover:
         if not stream.may_move:
             return lost
         del self._streams[stream.sid]
-        stream.move(self._sid_next(), now)
+        stream.move(self._sid_next(), now, stream.worker if cause in _SEEN_HERE else "")
         self._streams[stream.sid] = stream
         kind = "continued" if stream.submit.emitted else "restarted"
         self._metrics.failovers.labels(kind).inc()

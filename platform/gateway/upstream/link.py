@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from gpuworker.wire.connection import Connection, connect
 from gpuworker.wire.dispatchers import ANSWER_S, SILENCE_S, Dispatchers
 from gpuworker.wire.messages import HEARTBEAT_MS, AnyMessage, Heartbeat, Hello, Refusal, Welcome
+from gpuworker.wire.quiet import Quiet
 from gpuworker.wire.tls import WireTls
 
 _MIN_BACKOFF_S = 0.05
@@ -56,7 +58,13 @@ class Link:
         self._role = role
         self._peer_id = peer_id
         self._connection: Connection | None = None
+        self._causes = Quiet()  # of attempts in vain
         self.is_ready = False
+
+    @property
+    def has_standby(self) -> bool:
+        """Another one takes over where the peer is lost."""
+        return self._peers.are_several
 
     def send(self, message: AnyMessage) -> bool:
         """False when there is no welcomed connection."""
@@ -69,7 +77,9 @@ class Link:
             was_ready, cause = await self._connect_once()
             if was_ready:
                 backoff_s = _MIN_BACKOFF_S
-            logger.log(logging.WARNING if was_ready else logging.INFO, "%s: %s", self._name, cause)
+                self._causes = Quiet()
+            if was_ready or self._causes.may_say(cause, time.monotonic() * 1000):
+                logger.warning("%s: %s", self._name, cause)
             self._peers.failed()
             await asyncio.sleep(self._peers.pause_s(backoff_s))
             backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
@@ -89,7 +99,7 @@ class Link:
                     address, self._received, on_close, tls=self._tls, role=self._role, name=self._peer_id
                 )
         except (OSError, TimeoutError) as error:
-            return False, f"cannot connect to {address}: {error}"
+            return False, f"cannot connect to {address}: {str(error) or type(error).__name__}"
         self._connection = connection
         try:
             connection.send(replace(self._hello, term=self._peers.term))
@@ -131,8 +141,6 @@ class Link:
             self._on_ready()
         elif isinstance(message, Refusal):
             self._peers.refused(message)
-            if message.code != "standby":
-                logger.error("%s refuses this gateway: %s: %s", self._name, message.code, message.message)
-            connection.close(f"refused: {message.code}")
+            connection.close(f"refuses this gateway: {message.code}: {message.message}")
         else:
             connection.abort(f"{type(message).__name__} before the welcome")

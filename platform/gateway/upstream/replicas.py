@@ -262,6 +262,9 @@ class Replicas:
     def _end(self, stream: Stream, end: End) -> None:
         if stream.is_settled:
             return
+        if end.reason == "moved" and end.message:  # the server that its replica stands for failed
+            self._lost(stream, end.message, "upstream_failed")
+            return
         if end.reason == "moved":  # its replica stops and had no time left for it
             self._lost(stream, "the replica was shut down", "shut_down")
             return
@@ -274,7 +277,7 @@ class Replicas:
                 if stream.submit.n == 1:
                     stream.choice_end(0, end.reason, end.output_tokens, end.stopped_by)
             case "deadline":
-                stream.owner.fail_late("the deadline passed while the model was running")
+                stream.owner.fail_late(end.message or "the deadline passed while the model was running")
             case "cancelled":
                 fail(ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000))
             case _:

@@ -168,11 +168,11 @@ class Stream:
             return False
         return len(self._ids) == _BYTES_PER_ID * self.output_tokens
 
-    def move(self, sid: int, now: float) -> None:
-        """To be submitted again, under that number: no replica has it any more."""
+    def move(self, sid: int, now: float, lost_on: str) -> None:
+        """To be submitted again, under that number: no replica has it any more. `lost_on`: see `Submit`."""
         ids = self._ids or b""
         if emitted := len(ids) // _BYTES_PER_ID:
-            self.submitted_at = now  # it was served until now: it has not waited
+            self.submitted_at = now  # it was served until now: its start is as far as one's that comes now
         submit = self.resubmit(now)
         prompt = self.prompt_bytes + ids
         self.submit = msgspec.structs.replace(
@@ -181,7 +181,7 @@ class Stream:
             moves=submit.moves + 1,
             prompt=bytes(prompt),
             emitted=emitted,
-            start_ms=0 if emitted else submit.start_ms,
+            lost_on=lost_on,
         )
         self.sid, self.worker, self.worker_id = sid, "", ""
         self.placed_at, self.is_heard = 0.0, False

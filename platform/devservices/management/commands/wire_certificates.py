@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from devservices.wire_certificates import DAYS, CertificateError, certificates_make
+from devservices.wire_certificates import AUTHORITY_DAYS, DAYS, CertificateError, certificates_make
 
 
 class Command(BaseCommand):
@@ -20,6 +20,8 @@ class Command(BaseCommand):
         parser.add_argument("--days", type=int, default=DAYS)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if not 1 <= options["days"] <= AUTHORITY_DAYS:
+            raise CommandError(f"--days is between 1 and {AUTHORITY_DAYS}, as long as the authority's")
         try:
             made = certificates_make(options["out"], options["names"], valid=timedelta(days=options["days"]))
         except (CertificateError, OSError) as error:
