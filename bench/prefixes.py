@@ -1,6 +1,6 @@
 """Do requests begin where their prompt's beginning is, and what does that spare? On a stack of its own.
 
-`python -m bench.prefixes [--conversations 40] [--turns 4] [--pairs 8]`
+`python -m bench.prefixes [--conversations 40] [--turns 4] [--at-a-time 2] [--pairs 8]`
 Two workers of the demo model. First prompts of 1,000 tokens that nobody knows, each asked again with another
 end; then conversations whose turns grow, some at a time, in any order. A turn landed where its prefix is when
 the answer's usage says that nearly all of the turn before was found computed. The rules: a warm first token
@@ -22,7 +22,6 @@ from bench.stack import Stack
 WORKERS = 2
 PREFIX_TOKENS, END_TOKENS, OUTPUT_TOKENS = 1_000, 20, 8
 FIRST_TURN_TOKENS, NEXT_TURN_TOKENS = 200, 80  # forty conversations fit into the workers' KV
-AT_A_TIME = 4
 SETTLE_S = 0.3  # until a worker has reported
 LEAST_FOUND = 0.9  # of the turn before
 WARM_PART, LANDED_PART = 0.4, 0.9
@@ -59,12 +58,12 @@ async def _pairs(client: Client, count: int) -> tuple[list[Timeline], list[Timel
     return cold, warm
 
 
-async def _converse(client: Client, conversations: int, turns: int) -> list[dict[str, Any]]:
+async def _converse(client: Client, conversations: int, turns: int, at_a_time: int) -> list[dict[str, Any]]:
     """Of each turn, how many landed and when first tokens came."""
     said = [client.tokens(FIRST_TURN_TOKENS) for _ in range(conversations)]
     before = [0] * conversations
     rows = []
-    gate = asyncio.Semaphore(AT_A_TIME)
+    gate = asyncio.Semaphore(at_a_time)
 
     async def turn(number: int) -> tuple[bool, Timeline]:
         async with gate:
@@ -94,14 +93,15 @@ def _row(what: str, timelines: list[Timeline], landed: int | None) -> dict[str, 
     }
 
 
-async def _measure(demo: dict[str, Any], conversations: int, turns: int, pairs: int) -> list[dict[str, Any]]:
+async def _measure(demo: dict[str, Any], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     client = Client(demo)
     for _ in range(2 * WORKERS):  # the first of all is slower
         await client.ask(client.tokens(PREFIX_TOKENS))
-    cold, warm = await _pairs(client, pairs)
+    cold, warm = await _pairs(client, arguments.pairs)
     landed = sum(_found(timeline) >= LEAST_FOUND * PREFIX_TOKENS for timeline in warm)
     rows = [_row("cold, 1,000 tokens", cold, None), _row("warm", warm, landed)]
-    return [*rows, *await _converse(client, conversations, turns)]
+    turns = await _converse(client, arguments.conversations, arguments.turns, arguments.at_a_time)
+    return [*rows, *turns]
 
 
 def main() -> int:
@@ -110,13 +110,14 @@ def main() -> int:
     )
     parser.add_argument("--conversations", type=int, default=40)
     parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--at-a-time", type=int, default=2, help="turns that run at the same time")
     parser.add_argument("--pairs", type=int, default=8)
     arguments = parser.parse_args()
     os.environ.setdefault("SLUICE_WEIGHTS", str(bench_folder().parent / "weights"))
     os.environ["SLUICE_WORKERS"] = str(WORKERS)
     stack = Stack(bench_folder() / "prefixes-state")
     try:
-        rows = asyncio.run(_measure(stack.demo, arguments.conversations, arguments.turns, arguments.pairs))
+        rows = asyncio.run(_measure(stack.demo, arguments))
     finally:
         stack.stop()
     cold_ms, warm_ms = (row["first token p50 ms"] for row in rows[:2])

@@ -9,10 +9,15 @@ ROLES = ("gateway", "controller", "worker")
 
 
 def hello_check(
-    message: AnyMessage, secret: str, *, names: tuple[str, ...] | None = None, gateways: tuple[str, ...] = ()
+    message: AnyMessage,
+    secret: str,
+    incarnation: str,
+    *,
+    names: tuple[str, ...] | None = None,
+    gateways: tuple[str, ...] = (),
 ) -> Hello | Refusal:
-    """The greeting, or why it is refused. `names` are its certificate's; `gateways` those that may come, any
-    where none is named."""
+    """The greeting, or why it is refused. `incarnation` is the worker's own; `names` are the certificate's of
+    who greets; `gateways` those that may come, any where none is named."""
     if not isinstance(message, Hello):
         return Refusal(code="bad_role", message="the first message must be Hello")
     if message.version != PROTOCOL_VERSION:
@@ -27,4 +32,6 @@ def hello_check(
         )
     if gateways and message.role == "gateway" and message.id not in gateways:
         return Refusal(code="unknown_gateway", message=f"this worker does not serve {message.id}")
+    if message.to not in ("", incarnation):  # else it would take the place of who means this one
+        return Refusal(code="other_process", message="another process listens at the worker's address")
     return message

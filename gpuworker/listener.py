@@ -120,7 +120,13 @@ class Listener:
                 connection.abort("unexpected message")
 
     def _greet(self, connection: Connection, message: AnyMessage) -> None:
-        hello = hello_check(message, self._secret, names=connection.names, gateways=self._gateways)
+        hello = hello_check(
+            message,
+            self._secret,
+            self._identity.incarnation,
+            names=connection.names,
+            gateways=self._gateways,
+        )
         if isinstance(hello, Refusal):
             if self._refusals.may_say(hello.code, asyncio.get_running_loop().time() * 1000):
                 logger.warning("refusing a visitor: %s: %s", hello.code, hello.message)

@@ -39,7 +39,7 @@ from gpuworker.wire.messages import (
 )
 from gpuworker.wire.tls import WireTls
 
-CANCEL_REASONS = ("cancelled", "deadline", "error")
+CANCEL_REASONS = ("cancelled", "deadline", "error", "moved")
 HANG_EXIT_S = 30.0  # who hangs for so long is started again
 CANCEL_GRACE_S = 5.0  # after the drain: for the step in progress, and the last frames
 

@@ -1,7 +1,7 @@
-"""Fuzzes the version fence: random lives of a fleet of production parts on virtual time, one seed after the other.
+"""Fuzzes the version fence: random lives of a fleet of production parts on virtual time, seed after seed.
 
-`python -m bench.fuzz.dispatch [--seconds N] [--seed S]`. A failure prints the seed and the least of its history
-that still breaks a rule; the exit status is 1.
+`python -m bench.fuzz.dispatch [--seconds N] [--seed S]`. A failure prints the seed and the least of its
+history that still breaks a rule; the exit status is 1.
 """
 
 import argparse

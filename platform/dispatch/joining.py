@@ -85,7 +85,7 @@ class Joining:
         gateway = self._gateways.get(row.gateway)
         known = gateway.rows.get(row) if gateway else None
         if now_ms > self._trusted_until_ms or (known and known.worker):
-            worker.peer.send(CancelRow(row=row, reason="error"))
+            worker.peer.send(CancelRow(row=row, reason="moved"))
             return None
         if gateway is None:  # it has not come back yet: what it says about the row must find it
             gateway = Gateway("", row.gateway, Absent(), now_ms, lost_ms=self._trusted_until_ms)

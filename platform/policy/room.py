@@ -47,7 +47,6 @@ class Room:
         "_least_ms",
         "_row_ms",
         "_spare_ms",
-        "_step_ms",
         "free_blocks",
         "limit",
         "most_free",
@@ -84,27 +83,35 @@ class Room:
         self._cost = cost = self.replica.cost or UNKNOWN_COST
         used_tokens = (self.most_free - self.free_blocks) * self.replica.block_size
         self._row_ms = cost.decode_ms(max(0, used_tokens) / max(self.rows, 1))
-        self._step_ms = max(STEP_MS, cost.base_ms + self.limit * self._row_ms)
-        self._spare_ms = self._step_ms - cost.base_ms
-        self._least_ms = max(min(LEAST_CHUNK_TOKENS * cost.token_ms, self._spare_ms), 1e-3)
+        self._spare_ms = max(STEP_MS - cost.base_ms, self.limit * self._row_ms)
+        self._least_ms = max(LEAST_CHUNK_TOKENS * cost.token_ms, 1e-3)
 
     @property
     def placed_tokens(self) -> int:
         """Prompt tokens that were sent there and not reported as computed, in full."""
         return self.tokens_before[YIELDS_TO_ALL]
 
-    def score_ms(self, waiting: Waiting, standing: int, cached_tokens: float, *, is_stale: bool) -> float:
-        """Predicted milliseconds until its first token, and what it costs those that decode there."""
+    def score_ms(
+        self, waiting: Waiting, standing: int, cached_tokens: float, *, is_stale: bool, busy: float = 0.0
+    ) -> float:
+        """Predicted milliseconds until its first token, and what it costs others: those that decode there,
+        and who comes while its prompt is computed. `busy`: how likely that is, the part of replicas that
+        compute prompts now."""
         cost, rows = self._cost, self.rows - self.yielding_rows[standing]
         before = self.tokens_before[standing] if is_stale else self.tokens_seen(standing)
         new = max(1, waiting.prompt_tokens - int(cached_tokens))
         prefill_ms = cost.token_ms * (before + new)
+        own_ms = cost.token_ms * new
         if cost.pair_ms:
-            prefill_ms += cost.pair_ms * chunk_pairs(new, waiting.prompt_tokens - new)
-        # Of every step prompts get what decodes leave.
-        stretch = self._step_ms / max(self._spare_ms - self._row_ms * rows, self._least_ms)
+            pairs_ms = cost.pair_ms * chunk_pairs(new, waiting.prompt_tokens - new)
+            prefill_ms, own_ms = prefill_ms + pairs_ms, own_ms + pairs_ms
+        # Of every step prompts get what decodes leave, and a few tokens whatever they leave.
+        decode_ms = self._row_ms * rows
+        spare_ms = max(self._spare_ms - decode_ms, self._least_ms)
+        stretch = (cost.base_ms + decode_ms + spare_ms) / spare_ms
         token_ms = cost.row_ms + cost.context_ms * waiting.prompt_tokens
         score_ms = stretch * prefill_ms + ROWS_WORTH * min(waiting.expected_tokens, ROWS_TOKENS) * token_ms
+        score_ms += busy * own_ms
         return score_ms + OVER_TARGET_MS if rows + waiting.choices > self.limit else score_ms
 
     def tokens_seen(self, standing: int) -> int:

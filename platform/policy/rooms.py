@@ -172,10 +172,14 @@ class Rooms:
             )
 
         hits = self.prefixes.hits(waiting.chains, now_ms) if waiting.chains else {}
-        scored = router.scores(self._open[lane], waiting, standing, hits, now_ms)
+        # Where nothing is held anywhere, the prompt takes as much of everybody.
+        busy = (
+            sum(room.pending_tokens > 0 for room in self._rooms.values()) / len(self._rooms) if hits else 0.0
+        )
+        scored = router.scores(self._open[lane], waiting, standing, hits, now_ms, busy=busy)
         if not scored and router.are_suspect(self._rooms, now_ms):
             rooms = router.suspects(self._open[lane], waiting)
-            scored = router.scores(rooms, waiting, standing, hits, now_ms, with_suspects=True)
+            scored = router.scores(rooms, waiting, standing, hits, now_ms, busy=busy, with_suspects=True)
         tied = router.best_of(scored, fits)
         if not tied:
             return None

@@ -38,9 +38,10 @@ def scores(
     hits: Mapping[str, float],
     now_ms: float,
     *,
+    busy: float = 0.0,
     with_suspects: bool = False,
 ) -> list[Scored]:
-    """The best first. Suspect replicas are left out."""
+    """The best first. Suspect replicas are left out. `busy`: see `Room.score_ms`."""
     is_long = waiting.prompt_tokens >= LONG_PROMPT_TOKENS
     stale_ms = now_ms - STALE_MS
     suspect_ms = -inf if with_suspects else now_ms - SUSPECT_MS
@@ -49,7 +50,9 @@ def scores(
         replica = room.replica
         if replica.reported_ms >= suspect_ms:
             cached = hits.get(key, 0.0) if waiting.chains else waiting.cached_tokens
-            score_ms = room.score_ms(waiting, standing, cached, is_stale=replica.reported_ms < stale_ms)
+            score_ms = room.score_ms(
+                waiting, standing, cached, is_stale=replica.reported_ms < stale_ms, busy=busy
+            )
             is_other = replica.is_for_long_prompts != is_long
             found.append(Scored(is_other, score_ms, -room.free_blocks, key, room))
     found.sort()

@@ -29,7 +29,7 @@ from tests.gateway.replica_fleet import (
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 STEP_MS = 100
-NOISE_S = 0.5  # until a client has seen it
+NOISE_S = 0.75  # until a client has seen it
 NOISE_GAP_S = 0.05
 CONTINUED, ENDED, FRESH = 16, 8, 6
 ELSEWHERE = 6

@@ -22,8 +22,8 @@ LARGE = StepCost(base_ms=14, row_ms=0.132, token_ms=0.1, context_ms=30e-6)
 NAMES = [f"name {number}" for number in range(16)]  # of a prompt of 1,024 tokens
 
 
-def rooms_make(*replicas: Replica, seed: int = 1) -> Rooms:
-    rooms = Rooms(window_tokens=WINDOW, yielding_part=0.8, rng=Random(seed))
+def rooms_make(*replicas: Replica, seed: int = 1, window_tokens: int = WINDOW) -> Rooms:
+    rooms = Rooms(window_tokens=window_tokens, yielding_part=0.8, rng=Random(seed))
     for replica in replicas:
         rooms.update(replica)
     return rooms
@@ -67,6 +67,18 @@ def test_the_longer_prefix_wins() -> None:
     assert choose(rooms, asks()) == "r3"
 
 
+@pytest.mark.parametrize("others", [0, 6])
+def test_a_hit_is_worth_more_where_somebody_would_wait_for_what_is_computed_anew(others: int) -> None:
+    # Given r1, which holds 256 tokens of the prompt and computes 300 others before it
+    rooms = rooms_make(*fleet(8), window_tokens=1_000)
+    holds(rooms, "r1", NAMES[:4])
+    rooms.place("r1", waiting_make(100, "b", prompt=300))
+    # When the other replicas compute nothing, it is done sooner on one of these; else they do not gain by it
+    for number in range(others):
+        rooms.place(f"r{number + 2}", waiting_make(number + 2, "b", prompt=100))
+    assert (choose(rooms, asks()) == "r1") == bool(others)
+
+
 @pytest.mark.parametrize(("names", "winner"), [(1, "r0"), (4, "r1")])
 def test_a_hit_is_worth_the_prompt_tokens_that_it_spares(names: int, winner: str) -> None:
     # Given r1 that holds 64 or 256 tokens of the prompt, and 200 others to compute before it
@@ -96,6 +108,16 @@ def test_a_faster_replica_is_worth_its_queue() -> None:
     assert choose(rooms, waiting_make(prompt=1_000)) == "r1"
 
 
+def test_what_is_held_counts_on_slow_machines_too() -> None:
+    # Given replicas whose steps take longer without any prompt than they are to
+    slow = [
+        replace(large(f"r{n}"), cost=StepCost(base, 0.1, 2.0, 1e-4, 1e-3)) for n, base in ((0, 38), (1, 53))
+    ]
+    rooms = rooms_make(*slow)
+    holds(rooms, "r1", NAMES[:3])
+    assert choose(rooms, asks(prompt=280)) == "r1"
+
+
 # -- the cold index ------------------------------------------------------------------------------------------
 
 
@@ -111,11 +133,15 @@ def test_the_next_turn_finds_its_replica_though_nothing_was_reported() -> None:
 
 
 def test_the_ring_passes_over_a_replica_with_many_more_rows_than_the_others() -> None:
+    # Given a prompt so short that more rows do not make it much later
+    waiting = asks(NAMES[:4], prompt=300)
     rooms = rooms_make(*fleet())
-    home = choose(rooms, asks())
+    home = choose(rooms, waiting)
     assert home is not None
-    rooms = rooms_make(*[large(one.key, rows=20 if one.key == home else 2) for one in fleet()])
-    assert choose(rooms, asks()) not in (None, home)
+    rooms = rooms_make(*[large(one.key, rows=3 if one.key == home else 2) for one in fleet()])
+    assert choose(rooms, waiting) == home
+    rooms = rooms_make(*[large(one.key, rows=9 if one.key == home else 2) for one in fleet()])
+    assert choose(rooms, waiting) not in (None, home)
 
 
 def test_a_lost_replica_takes_only_its_own_prompts_along() -> None:

@@ -40,6 +40,7 @@ class Hello(Message, frozen=True):
     flows: list[RowFlow] = []  # worker: whose each of `running` is; empty: not known
     term: int = 0  # of dispatchers: the highest this peer has seen
     epoch: int = 0  # worker: how often it was started on its folder; 0: not known
+    to: str = ""  # gateway to a worker: the incarnation that it means; empty: whichever is there
 
 
 class Welcome(Message, frozen=True):
@@ -53,7 +54,8 @@ class Welcome(Message, frozen=True):
 
 
 class Refusal(Message, frozen=True):
-    """Code: bad_version, bad_secret, bad_role, bad_certificate, unknown_gateway, duplicate_id or standby."""
+    """Code: bad_version, bad_secret, bad_role, bad_certificate, unknown_gateway, other_process, duplicate_id
+    or standby."""
 
     code: str
     message: str

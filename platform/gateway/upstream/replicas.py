@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 
+from msgspec.structs import replace
+
 from gateway.errors import ApiError
 from gateway.metrics import Metrics
 from gateway.upstream.failover import Failover
@@ -32,6 +34,8 @@ from gpuworker.wire.messages import (
 )
 from gpuworker.wire.tls import WireTls
 
+# The dispatcher knows sooner, unless it is lost too, or only this connection is cut.
+WORKER_SILENCE_S = 5.0
 _NO_LOGPROBS: list[TokenLogprobs] = []
 
 logger = logging.getLogger(__name__)
@@ -94,9 +98,9 @@ class Replicas:
         self._lost(stream, "the replica was lost: no connection to it", "unreachable")
         self._dispatcher_tell(Cancel(sid=sid, reason="error"))
 
-    def _misplaced(self, stream: Stream) -> None:
+    def _misplaced(self, stream: Stream, up: WorkerUp) -> None:
         """A replica with other weights took it all the same. Nothing of that was shown."""
-        sid = stream.sid
+        sid, stream.worker = stream.sid, up.incarnation
         logger.error("request %s ran on other weights, on %s", stream.request_id, stream.worker)
         self._lost(stream, "the replica held other weights", "misplaced")
         self._dispatcher_tell(Cancel(sid=sid, reason="error"))
@@ -130,11 +134,12 @@ class Replicas:
         link = Link(
             f"worker {up.id}",
             up.address,
-            self._hello,
+            replace(self._hello, to=up.incarnation),
             accept=partial(_welcome_judge, up),
             on_ready=lambda: logger.info("worker %s connected", up.id),
             on_message=partial(self._said, up),
             on_lost=partial(self._link_lost, up),
+            silence_s=WORKER_SILENCE_S,
             tls=self._tls,
             role="worker",
             peer_id=up.id,
@@ -199,8 +204,8 @@ class Replicas:
             stream = streams.get(sid)
             if stream is None or not self._is_bound(stream, up):
                 self._stray(up, sid, message.ends)
-                if stream is not None and stream.worker == up.incarnation and not stream.is_settled:
-                    self._misplaced(stream)
+                if stream is not None and not stream.is_settled and not self._has_another(stream, up):
+                    self._misplaced(stream, up)
                 continue
             before = stream.last_token_at
             if stream.is_paused and not stream.is_heard:  # its client fell behind before it ran here
@@ -234,15 +239,19 @@ class Replicas:
 
         A second replica, or other weights than the client was promised, are refused.
         """
-        if stream.is_settled:
+        if stream.is_settled or up.digest != stream.submit.digest:  # whatever was said of it before
             return False
         if stream.worker_id and stream.worker == up.incarnation:
             return True
-        if stream.is_heard or up.digest != stream.submit.digest:
+        if stream.is_heard:
             return False
         stream.worker, stream.worker_id = up.incarnation, up.id
         stream.placed_at = time.monotonic()
         return True
+
+    def _has_another(self, stream: Stream, up: WorkerUp) -> bool:
+        """Whether a replica computes it that may, so that this one is too many."""
+        return stream.is_heard or stream.worker not in ("", up.incarnation)
 
     def _stray(self, up: WorkerUp, sid: int, ends: list[End]) -> None:
         self._metrics.stray_rows.inc()
@@ -250,6 +259,7 @@ class Replicas:
             self.tell(up.incarnation, Cancel(sid=sid, reason="error"))
 
     def _gap(self, stream: Stream, message: str) -> None:
+        """Frames were lost with a connection. What came before may have been shown."""
         if stream.is_settled:  # it is run again, by a dispatcher that did not know
             self.tell(stream.worker, Cancel(sid=stream.sid, reason="error"))
             return
@@ -257,6 +267,12 @@ class Replicas:
             return
         self._metrics.gaps.inc()
         logger.error("request %s: %s", stream.request_id, message)
+        if stream.may_move:
+            sid, worker = stream.sid, stream.worker
+            self._lost(stream, "part of the output was lost on its way", "disconnected")
+            self.tell(worker, Cancel(sid=sid, reason="error"))
+            self._dispatcher_tell(Cancel(sid=sid, reason="error"))
+            return
         stream.owner.fail(ApiError("stream_gap", "part of the output was lost on its way"))
 
     def _end(self, stream: Stream, end: End) -> None:
@@ -268,12 +284,15 @@ class Replicas:
         if end.reason == "moved":  # its replica stops and had no time left for it
             self._lost(stream, "the replica was shut down", "shut_down")
             return
+        is_whole = end.reason not in ("stop", "length") or end.output_tokens == stream.output_tokens
+        if not is_whole:
+            self._gap(stream, f"{stream.output_tokens} of {end.output_tokens} tokens arrived")
+            if stream.is_settled or stream.sid != end.sid:  # another replica goes on
+                return
         stream.end = end
         fail = stream.owner.fail
         match end.reason:
             case "stop" | "length":
-                if end.output_tokens != stream.output_tokens:
-                    self._gap(stream, f"{stream.output_tokens} of {end.output_tokens} tokens arrived")
                 if stream.submit.n == 1:
                     stream.choice_end(0, end.reason, end.output_tokens, end.stopped_by)
             case "deadline":

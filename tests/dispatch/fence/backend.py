@@ -15,6 +15,7 @@ from policy.hang import hangs
 
 BLOCKS, MAX_ROWS = 64, 3
 STEP_S = (0.02, 0.06)
+WARMS_S = (0.0, 0.02, 0.3)
 PREDICTED_MS = 60.0
 
 
@@ -41,6 +42,7 @@ class TellingBackend:
         self.capacity = Capacity(blocks=BLOCKS, block_size=16, max_tokens=512, max_rows=MAX_ROWS)
         self.digest = digest
         self.rows: dict[RowKey, _Row] = {}
+        self.is_warm = False
         self._random = random
         self._begun = begun
         self._taken = self._step = self._output_tokens = 0
@@ -51,6 +53,8 @@ class TellingBackend:
     async def start(self, on_step: OnStep, on_death: OnDeath) -> EngineStats:
         self._loop = asyncio.get_running_loop()
         self._on_step = on_step
+        await asyncio.sleep(self._random.choice(WARMS_S))
+        self.is_warm = True
         return self._stats()
 
     def submit(self, row: RowKey, submit: Submit, prefilled: PrefillResult | None = None) -> None:

@@ -10,14 +10,14 @@ Placing = tuple[str, RowKey]  # a worker, and what was sent there
 
 
 class WatchedDispatcher(DispatchServer):
-    """`kept` is what it knows to have run, of what it sent; `prices` what it charged for each."""
+    """`prices` is what it charged for what it sent and does not know to have run, `kept_us` for the rest."""
 
     def __init__(self, loop: VirtualLoop, seed: int) -> None:
         super().__init__("s", Limits(), lambda: loop.now * 1000, seed=seed)
         self.core = self._dispatcher
         self.charged_us = 0
         self.prices: dict[Placing, int] = {}
-        self.kept: set[Placing] = set()
+        self.kept_us = 0
         self._latest_us = 0
 
     def run_sent(self, worker: str, row: RowKey) -> None:
@@ -29,7 +29,8 @@ class WatchedDispatcher(DispatchServer):
             placed = self.core._members.workers[peer.incarnation].placed
             told = [row for row in (*message.prefilled, *message.ended) if row in placed]
             # Nothing is charged for rows that a worker ran already.
-            self.kept.update((peer.incarnation, row) for row in told if placed[row].waiting is not None)
+            ran = {row for row in told if placed[row].waiting is not None}
+            self.kept_us += sum(self.prices.pop((peer.incarnation, row), 0) for row in ran)
         super().peer_said(connection, message)
 
     def charge(self, cost_us: int) -> None:

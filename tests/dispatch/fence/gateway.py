@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from gateway.answer_parts import Finished, PromptRow, Row
+from gateway.answer_parts import Finished, PromptRow, Row, Sink
 from gateway.errors import ApiError
 from gateway.generation import Names
 from gateway.jobs.job import Job
@@ -57,9 +57,8 @@ class Order:
     was_cancelled: bool = False
     streams: list[Stream] = field(default_factory=list)
 
-    @property
-    def sink(self) -> "Order":
-        return self
+    def __post_init__(self) -> None:
+        self.sink: Sink = self
 
     @property
     def reservation(self) -> "Order":
@@ -110,11 +109,11 @@ class WatchedStream(Stream):
 
     __slots__ = ()
 
-    def move(self, sid: int, now: float) -> None:
+    def move(self, sid: int, now: float, lost_on: str) -> None:
         order = cast(Order, self.owner)
         order.losses.append(self.worker)
         order.ledger.lost(self.worker, order.request_id)
-        super().move(sid, now)
+        super().move(sid, now, lost_on)
 
 
 class GatewayNode:

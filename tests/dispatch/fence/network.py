@@ -29,6 +29,7 @@ class Process:
         self.context = contextvars.copy_context()
         self.context.run(CURRENT.set, self)
         self._network = network
+        network.processes.append(self)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         asyncio.get_running_loop().create_task(work, context=self.context)
@@ -113,6 +114,10 @@ class Transport(asyncio.Transport):
         if len(self._inbox) == 1:
             self._loop.call_at(due, self._deliver, context=self.process.context)
 
+    def deliver_soon(self) -> None:
+        """What waited for a cut to end."""
+        self._loop.call_soon(self._deliver, context=self.process.context)
+
     def _deliver(self) -> None:
         loop, inbox = self._loop, self._inbox
         while inbox and not self._is_gone:
@@ -156,6 +161,19 @@ class Listener(asyncio.AbstractServer):
         self.factory = factory
         self._network = network
 
+    def get_loop(self) -> VirtualLoop:
+        return self._network.loop
+
+    def is_serving(self) -> bool:
+        return self in self._network.listeners.values()
+
+    async def start_serving(self) -> None: ...
+
+    async def serve_forever(self) -> None:
+        raise AssertionError("nobody asks for it")
+
+    async def wait_closed(self) -> None: ...
+
     def close(self) -> None:
         for address, listener in list(self._network.listeners.items()):
             if listener is self:
@@ -167,9 +185,10 @@ class Network:
 
     def __init__(self, loop: VirtualLoop, random: Random) -> None:
         self.loop = loop
-        loop.set_task_factory(task_make)
+        loop.set_task_factory(task_make)  # type: ignore[arg-type]  # the stub knows no keyword for the context
         self.random = random
         self.listeners: dict[str, Listener] = {}
+        self.processes: list[Process] = []
         self.tap: Callable[[Process, Process, bytes], list[bytes]] = lambda sender, receiver, data: [data]
         self._cut_until: dict[frozenset[Process], float] = {}
 
@@ -190,6 +209,9 @@ class Network:
 
     def heal(self) -> None:
         self._cut_until.clear()
+        for process in self.processes:
+            for transport in process.transports:
+                transport.deliver_soon()
 
     def open_at(self, one: Process, other: Process) -> float:
         return self._cut_until.get(frozenset((one, other)), 0.0) if self._cut_until else 0.0

@@ -1,8 +1,8 @@
 """Random lives of a fleet while versions change: no token of other weights, no request lost, none run twice
 visibly. Gateways, dispatcher and workers are the production ones.
 
-A failure prints its seed and the least of its history that still breaks a rule; `make fuzz SUITE=dispatch` goes
-on with further seeds.
+A failure prints its seed and the least of its history that still breaks a rule; `make fuzz SUITE=dispatch`
+goes on with further seeds.
 """
 
 import logging

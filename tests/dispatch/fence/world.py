@@ -30,7 +30,7 @@ from tests.dispatch.fence.workers import WorkerNode
 DISPATCHER = "unix:/sim/dispatcher"
 DIGESTS = ("d1", "d2")
 SLOTS = ("worker-0", "worker-1", "worker-2")
-RUN, HELLO, WELCOME = b"\xa3Run", b"\xa5Hello", b"\xa7Welcome"
+RUN, HELLO, WELCOME, CANCEL_ROW = b"\xa3Run", b"\xa5Hello", b"\xa7Welcome", b"\xa9CancelRow"
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 REPLAYED_MOST = 6
 HEAL_S = 14.0
@@ -224,8 +224,12 @@ class World:
             return self._run_sent(receiver, data)
         if WELCOME in kind and sender is self.dispatcher_process:
             return [data, *self._astray(receiver)]
+        if CANCEL_ROW in kind and b"moved" in data:  # a dispatcher that did not know has placed it elsewhere
+            self.ledger.disturbed.add(receiver.name)
         if HELLO in kind and receiver is self.dispatcher_process:
             return [self._greeting(sender, data)]
+        if HELLO in kind and (worker := self._worker_of(receiver)) and worker.is_credulous:
+            return [_greeting_anybody(data)]
         return [data]
 
     def _run_sent(self, receiver: Process, data: bytes) -> list[bytes]:
@@ -270,6 +274,13 @@ class World:
 
     def _worker_of(self, process: Process) -> WorkerNode | None:
         return next((worker for worker in reversed(self.workers) if worker.process is process), None)
+
+
+def _greeting_anybody(data: bytes) -> bytes:
+    """For a worker that does not ask whom is meant."""
+    hello = decode(data)
+    assert isinstance(hello, Hello)
+    return encode(msgspec.structs.replace(hello, to=""))
 
 
 @contextmanager
