@@ -139,7 +139,7 @@ def allowed_origins() -> frozenset[str]:
 
 
 def drain_s() -> int:
-    """How long a gateway that is stopped lets its streams run: its server's graceful timeout says the same."""
+    """How long a gateway that stops lets its streams run: its server's graceful timeout says the same."""
     text = os.environ.get("SLUICE_DRAIN_S", "10")
     if not re.fullmatch(r"\d{1,4}", text) or int(text) < 3:
         raise ValueError(f"SLUICE_DRAIN_S must be whole seconds from 3 to 9999, got {text!r}")
