@@ -96,6 +96,7 @@ class WorkerServer:
         )
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
+        self._unsaid: list[Refused] = []  # of rows that the greeting under way still names
         self._hung_since_ms: float | None = None
 
     @property
@@ -160,7 +161,8 @@ class WorkerServer:
             self._outboxes.tick(now_ms)
             self._rows.tick()
             self._shares.tick(now_ms)
-            self._hang_look(now_ms)
+            if not self._report.is_warming:  # a first step may take long, and nobody waits for it
+                self._hang_look(now_ms)
             self._report_send(now_ms)
             self._check_settled()
             if self._usage.failure:
@@ -201,10 +203,14 @@ class WorkerServer:
 
     def _dispatcher_hello(self) -> Hello:
         self._report.restart(self._rows.prefilled)
+        self._unsaid.clear()
         rows = self._rows
         return replace(self._hello(), running=list(rows), choices=rows.choices, flows=rows.flows)
 
     def _joined(self) -> None:
+        for refused in self._unsaid:
+            self._link.send(refused)
+        self._unsaid.clear()
         self._report_send(_now_ms())
 
     def _report_send(self, now_ms: float) -> None:
@@ -238,7 +244,9 @@ class WorkerServer:
 
     def _refuse(self, row: RowKey, code: str, message: str) -> None:
         logger.warning("refused gateway=%s sid=%d code=%s: %s", row.gateway, row.sid, code, message)
-        self._link.send(Refused(row=row, code=code, message=message, digest=self._identity.digest))
+        refused = Refused(row=row, code=code, message=message, digest=self._identity.digest)
+        if not self._link.send(refused):
+            self._unsaid.append(refused)
 
     # -- backend ------------------------------------------------------------------------------------------
 

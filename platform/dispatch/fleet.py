@@ -61,6 +61,7 @@ class Worker:
     paused_until_ms: float = 0.0  # it said that it is full
     report: Report | None = None
     cost: StepCost | None = None  # of its steps, as it measured it
+    is_doubted: bool = False  # a gateway lost it: it gets nothing before it is heard of again
     draining: bool = False  # it said that it stops; it gets nothing more
     takes_more: bool = False  # as the queue of its version was told: see `may_take`
     placed: dict[RowKey, Request] = field(default_factory=dict)
@@ -88,7 +89,9 @@ class Worker:
 
     def may_take(self, now_ms: float) -> bool:
         is_full = self.report is not None and (self.report.full or self.report.warming)
-        return not (self.draining or is_full or self.is_suspect(now_ms) or now_ms < self.paused_until_ms)
+        if self.draining or is_full or self.is_doubted:
+            return False
+        return not self.is_suspect(now_ms) and now_ms >= self.paused_until_ms
 
     def sent(self, request: Request, helper: "Worker | None") -> None:
         """A Run went out; its prompt is computed here, or by `helper`."""
@@ -124,6 +127,7 @@ class Worker:
 
     def reported(self, report: Report, now_ms: float) -> None:
         self.report, self.heard_ms, self.reported_ms = report, now_ms, now_ms
+        self.is_doubted = False
         if len(report.cost) == _COSTS:
             self.cost = StepCost(*report.cost)
         self.draining = self.draining or report.draining

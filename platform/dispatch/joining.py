@@ -90,9 +90,9 @@ class Joining:
         if gateway is None:  # it has not come back yet: what it says about the row must find it
             gateway = Gateway("", row.gateway, Absent(), now_ms, lost_ms=self._trusted_until_ms)
             self._gateways[row.gateway] = gateway
-        if known:
-            self._versions.unqueue(known)
-        request = Request(row, None, now_ms, float("inf"), worker=worker.hello.incarnation, prefilled=True)
+        request = known or Request(row, None, now_ms, float("inf"))
+        self._versions.unqueue(request)
+        request.worker, request.prefilled = worker.hello.incarnation, True
         request.adopted_choices = max(1, choices)
         worker.add(request)
         gateway.rows[row] = request

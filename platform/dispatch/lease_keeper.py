@@ -29,6 +29,9 @@ class Holder(Protocol):
 
     def leads(self) -> str: ...
 
+    @property
+    def serves(self) -> bool: ...
+
 
 class LeaseKeeper:
     def __init__(self, lease: Lease, store: LeaseStore, holder: Holder, now_ms: Callable[[], float]) -> None:
@@ -43,7 +46,7 @@ class LeaseKeeper:
         """Until cancelled."""
         while True:
             await asyncio.sleep(max(0.0, self._lease.next_ms - self._now_ms()) / 1000)
-            was_active, left = self._lease.is_active, ""
+            left = ""
             claim = self._lease.asks(self._now_ms())
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -55,14 +58,14 @@ class LeaseKeeper:
                 self._say("")
                 self._lease.granted(grant, self._now_ms())
                 if self._lease.is_active:
-                    left = await self._leads_exchange(was_active=was_active)
+                    left = await self._leads_exchange()
             self._holder.lease_changed(left)
 
-    async def _leads_exchange(self, *, was_active: bool) -> str:
-        """Told now and then; asked for once. What is lost is worth no trouble: the next question is near."""
+    async def _leads_exchange(self) -> str:
+        """Told now and then by who serves; asked for by who is about to. What is lost is worth no trouble."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                if not was_active:
+                if not self._holder.serves:
                     return await self._store.left()
                 if self._now_ms() - self._told_ms >= LEADS_MS:
                     self._told_ms = self._now_ms()

@@ -61,6 +61,7 @@ def waiting_make(request: Request, submit: Submit) -> Waiting:
         choices=request.choices,
         is_retry=submit.retries > 0 if submit.retries >= 0 else None,
         whole_by_ms=request.deadline_ms if submit.is_whole else math.inf,
+        was_lost=submit.moves > 0,
     )
 
 

@@ -76,7 +76,7 @@ class DispatchServer:
         self._random = Random(seed)  # noqa: S311
         self._lease = lease
         self._tls = tls
-        self._serves = lease is None
+        self.serves = lease is None
         self._dispatcher = self._dispatcher_new()
         self._peers: dict[Connection, Peer] = {}
         self._strangers: dict[Connection, float] = {}
@@ -112,11 +112,11 @@ class DispatchServer:
 
     def lease_changed(self, left: str = "") -> None:
         """Serve, or stop serving, as it says. `left`: what the last one told in `leads`."""
-        if self._lease is None or self._lease.is_active == self._serves:
+        if self._lease is None or self._lease.is_active == self.serves:
             return
-        self._serves = self._lease.is_active
+        self.serves = self._lease.is_active
         self._dispatcher = self._dispatcher_new(leads_read(left))
-        if self._serves:
+        if self.serves:
             logger.warning("active now term=%d", self._lease.term)
             self._early = {}
             asyncio.get_running_loop().call_later(_WORKERS_FIRST_S, self._early_admit)
@@ -144,8 +144,8 @@ class DispatchServer:
                 self._admit(connection, hello)
 
     def _may_act(self) -> bool:
-        if self._lease is None or not self._serves or self._lease.may_act(self._now_ms()):
-            return self._serves
+        if self._lease is None or not self.serves or self._lease.may_act(self._now_ms()):
+            return self.serves
         self.lease_changed()
         return False
 
@@ -190,7 +190,7 @@ class DispatchServer:
             self._refuse(connection, hello)
             return
         self.term_heard(hello.term)
-        if not self._serves or hello.role == "dispatcher":
+        if not self.serves or hello.role == "dispatcher":
             self._refuse(connection, standby_refusal(self._lease))
         elif self._early is not None and hello.role == "gateway":
             self._early[connection] = hello

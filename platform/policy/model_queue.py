@@ -55,15 +55,16 @@ class ModelQueue:
         return None
 
     def readmit(self, waiting: Waiting, now_ms: float) -> Refusal | None:
-        """A request that was let in before and whose replica was lost: first of its flow within the budget
-        for that, else by its deadline; unless no replica can hold it. Raises ValueError for a key that is
+        """A request that was let in before: by its deadline and, where its replica was lost, first of its
+        flow within the budget for that; unless no replica can hold it. Raises ValueError for a key that is
         here already."""
         self._check_new(waiting)
         self._now_ms = now_ms
         if refusal := self._entrance.unservable(waiting):
             return refusal
-        cost_ms, replicas = self._estimate.prefill_ms(waiting), len(self._placer.rooms)
-        waiting.comes_first = self._failovers.take(cost_ms, replicas, now_ms)
+        if waiting.was_lost:
+            cost_ms, replicas = self._estimate.prefill_ms(waiting), len(self._placer.rooms)
+            waiting.comes_first = self._failovers.take(cost_ms, replicas, now_ms)
         self._arrive(waiting, now_ms)
         return None
 

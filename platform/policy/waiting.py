@@ -30,8 +30,10 @@ class Waiting:
     whole_by_ms: float = inf
     is_retry: bool | None = None  # it was refused before and comes again; None: the client does not say
     chains: tuple[Chain, ...] = ()  # names of the prompt's prefixes, one chain for each kind of KV
+    was_lost: bool = False  # the replica that it ran on
+    avoided: frozenset[str] = frozenset()  # replicas that said they cannot serve it
     # -- of the queue
-    comes_first: bool = False  # of its flow: its replica was lost
+    comes_first: bool = False  # of its flow: it was lost
     sequence: int = 0  # breaks ties; kept when the request returns to its place
     work_us: int = 0  # machine time it is expected to take
     service_ms: float = 0.0  # from its start to its last token, as expected when it was admitted

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from dispatch.fleet import REFUSAL_PAUSE_MS
 from gpuworker.wire.messages import DEAD_MS, HEARTBEAT_MS, Cancel, Ended, Refused, RowKey, Run, WorkerDown
 from policy.failover_budget import BURST_MS
+from policy.queue_settings import QueueSettings
 from tests.dispatch.peers import Inbox, report
 from tests.dispatch.scene import Scene
 
@@ -54,20 +54,44 @@ def test_a_request_does_not_go_back_at_once_to_the_replica_that_its_gateway_lost
     assert ran(worker) == [1]
     # When it comes again
     scene.submit(2, moves=1, lost_on="w")
-    # Then it waits for another one, or until nothing more is known against this one
+    # Then it waits for another one, or until this one is heard of
     assert ran(worker) == [1]
     other = scene.worker("other")
     assert ran(other) == [2]
     scene.submit(3, moves=1, lost_on="other")
     scene.submit(4, moves=1, lost_on="w")
     assert (ran(worker), ran(other)) == ([1], [2])
-    for name in ("w", "other"):
-        scene.dispatcher.worker_heard(name, scene.now)
-    for _ in range(5):
-        scene.silent_for(REFUSAL_PAUSE_MS / 4)
-        for name in ("w", "other"):
-            scene.dispatcher.worker_heard(name, scene.now)
+    full(scene, 2, is_full=False)
     assert sorted(ran(worker) + ran(other)) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_submitted_first", [True, False])
+def test_a_row_that_its_worker_announced_and_then_refused_runs_elsewhere(
+    scene: Scene, is_submitted_first: bool
+) -> None:
+    # Given a new dispatcher that hears of a row from its worker and from its gateway
+    if is_submitted_first:
+        scene.submit(1, waited_ms=100)
+    scene.worker(running=[RowKey("g", 1)])
+    if not is_submitted_first:
+        scene.submit(1, waited_ms=100)
+    other = scene.worker("other")
+    assert ran(other) == []
+    # When the worker cannot run it after all
+    scene.dispatcher.refused("w", Refused(row=RowKey("g", 1), code="capacity", message=""), scene.now)
+    # Then another one does
+    assert ran(other) == [1]
+    assert not scene.gateway.of(Ended)
+
+
+def test_what_was_let_in_before_is_not_refused_by_a_new_dispatcher() -> None:
+    scene = Scene(queue=QueueSettings(queue_most=1))
+    scene.submit(1)
+    scene.submit(2)
+    assert [ended.code for ended in scene.gateway.of(Ended)] == ["queue_full"]
+    for sid in (3, 4):
+        scene.submit(sid, waited_ms=1)
+    assert [ended.sid for ended in scene.gateway.of(Ended)] == [2]
 
 
 @pytest.mark.parametrize("code", ["unservable", "capacity"])

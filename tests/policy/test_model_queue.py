@@ -667,6 +667,7 @@ def test_what_was_interrupted_is_first_of_its_tenant_within_a_budget_and_delays_
     queue.submit(waiting_make("other", "b", deadline_ms=9_000, prompt=100), 0)
     lost = [waiting_make(f"lost {number}", "a", deadline_ms=60_000, prompt=1_000) for number in range(40)]
     for waiting in lost:
+        waiting.was_lost = True
         assert queue.readmit(waiting, 0) is None
     # Then as many as the budget allows come before the others of their tenant, the rest after them
     first = [waiting for waiting in lost if waiting.comes_first]

@@ -92,7 +92,8 @@ class Upstream:
 
     @property
     def _is_taken_over(self) -> bool:
-        since_s = time.monotonic() - self.dispatcher_lost_at
+        now = time.monotonic()
+        since_s = now - (self.dispatcher_lost_at or now)  # its end may not have been told yet
         return self.dispatcher.has_standby and self.dispatcher_joined_at > 0 and since_s < TAKEOVER_S
 
     def dispatcher_away(self) -> ApiError:
@@ -147,7 +148,9 @@ class Upstream:
                 if stream is not None and not stream.is_settled and not stream.is_heard:
                     self.replicas.placed(stream, message)
             case Ended():
-                if stream := self.streams.get(message.sid):
+                stream = self.streams.get(message.sid)
+                # One that runs was submitted again to a dispatcher that does not know where.
+                if stream is not None and (not stream.is_heard or stream.cancel_reason):
                     _end(stream, message)
             case Pressure():
                 self.pressure.said(message)

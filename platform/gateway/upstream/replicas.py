@@ -231,7 +231,9 @@ class Replicas:
                 )
         for end in message.ends:
             stream = streams.get(end.sid)
-            if stream is not None and self._is_bound(stream, up):
+            if stream is None or (end.reason == "moved" and stream.worker not in ("", up.incarnation)):
+                continue  # another replica has it already
+            if self._is_bound(stream, up):
                 self._end(stream, end)
 
     def _is_bound(self, stream: Stream, up: WorkerUp) -> bool:
@@ -245,6 +247,8 @@ class Replicas:
             return True
         if stream.is_heard:
             return False
+        if stream.worker not in ("", up.incarnation):  # run twice, by a dispatcher that did not know
+            self.tell(stream.worker, Cancel(sid=stream.sid, reason="error"))
         stream.worker, stream.worker_id = up.incarnation, up.id
         stream.placed_at = time.monotonic()
         return True

@@ -35,6 +35,7 @@ class Stream:
     __slots__ = (
         "_ids",
         "_sink",
+        "_start_ms",
         "cancel_reason",
         "cancelled_at",
         "choice_ends",
@@ -79,6 +80,7 @@ class Stream:
         self.owner = owner
         self._sink = owner.sink
         self.submitted_at = now
+        self._start_ms = submit.start_ms  # from then on
         self.deadline_at = deadline_at
         self.placed_at = 0.0
         self.first_token_at = 0.0
@@ -191,12 +193,13 @@ class Stream:
 
     def resubmit(self, now: float) -> Submit:
         """The same for a dispatcher that may not know it, with its age."""
-        waited_ms = int((now - self.submitted_at) * 1000)
+        waited_ms = max(1, int((now - self.submitted_at) * 1000))
         return msgspec.structs.replace(
             self.submit,
             waited_ms=waited_ms,
-            start_ms=max(1, self.submit.start_ms - waited_ms) if self.submit.start_ms else 0,
+            start_ms=max(1, self._start_ms - waited_ms) if self._start_ms else 0,
             deadline_ms=max(1, int((self.deadline_at - now) * 1000)),
+            lost_on="",
         )
 
     def settle(self) -> None:
