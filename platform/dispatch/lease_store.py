@@ -30,7 +30,7 @@ if not own and last > tonumber(ARGV[5]) then
     return {0, string.format('%.0f', last), '', 0}
 end
 local time = redis.call('TIME')
-local next = math.max(last + 1, seen + 1, time[1] * 1000 + math.floor(time[2] / 1000))
+local next = math.max(last + 1, seen + 1, time[1] * 1000000 + time[2])
 term = string.format('%.0f', next)
 redis.call('SET', KEYS[2], term)
 redis.call('HSET', KEYS[1], 'holder', ARGV[1], 'term', term, 'address', ARGV[2])

@@ -193,10 +193,10 @@ class Stream:
 
     def resubmit(self, now: float) -> Submit:
         """The same for a dispatcher that may not know it, with its age."""
-        waited_ms = max(1, int((now - self.submitted_at) * 1000))
+        waited_ms = int((now - self.submitted_at) * 1000)
         return msgspec.structs.replace(
             self.submit,
-            waited_ms=waited_ms,
+            waited_ms=max(1, waited_ms),  # 0 is for new ones
             start_ms=max(1, self._start_ms - waited_ms) if self._start_ms else 0,
             deadline_ms=max(1, int((self.deadline_at - now) * 1000)),
             lost_on="",
