@@ -131,7 +131,7 @@ async def test_thirty_in_flight_when_their_worker_goes(fleet: ReplicaFleet, how:
         to_gateway.heal()
         to_dispatcher.heal()
         await until(lambda: fleet.rows("worker-0") == 0)
-        assert len(fleet.gateway.usage()) == len(seen) + ELSEWHERE
+        await until(lambda: len(fleet.gateway.usage()) == len(seen) + ELSEWHERE)
 
 
 async def test_the_dispatcher_is_killed_and_nothing_is_lost(fleet: ReplicaFleet) -> None:
