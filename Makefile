@@ -8,7 +8,7 @@ SECONDS = 60
 .PHONY: up test cover lint types check bench sim mutate fuzz faults clean
 
 up: ; $(WORKER) && exec $(RUN) manage.py up
-test: ; $(DEV) && exec $(RUN) -m pytest -n 2 --dist loadfile
+test: ; $(DEV) && exec $(RUN) -m pytest
 cover: ; $(DEV) && $(RUN) -m coverage run -m pytest -q tests/policy && exec $(RUN) -m coverage report
 lint: ; $(DEV) && $(RUN) -m ruff format --check . && $(RUN) -m ruff check . && .venv/bin/lint-imports
 types: ; $(DEV) && exec $(RUN) -m mypy .

@@ -13,6 +13,15 @@ OUTCOMES = (
     "filtered",
     "error",
 )
+LOST_CAUSES = (
+    "crashed",  # the process ended without having said that it stops
+    "disconnected",  # its token connection ended
+    "unreachable",  # no token connection came about
+    "silent",  # the dispatcher heard nothing more of it, or it hung, or another one took its place
+    "shut_down",
+    "upstream_failed",  # the server that it stands for
+    "misplaced",  # it held other weights
+)
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +45,9 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     outcome: str
     occurred_at_ms: int  # Unix time
+    replica_attempts: int = 1  # replicas that had it, one after the other: the others were lost with it
+    lost_cause: str = ""  # of the latest loss, one of LOST_CAUSES; "" where none was, or nobody knows
+    recomputed_tokens: int = 0  # prompt and output that was computed again after a loss: never billed
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,13 @@ WITH usage AS (
     INSERT INTO billing_usageevent (
         request_id, attempt, tenant_id, key_id, model, digest, klass, worker, worker_incarnation, gateway,
         prompt_tokens, cached_tokens, output_tokens, outcome, occurred_at,
-        billable_prompt_tokens, billable_cached_tokens, billable_output_tokens, price_version, cost_micro_usd
+        billable_prompt_tokens, billable_cached_tokens, billable_output_tokens, price_version, cost_micro_usd,
+        replica_attempts, lost_cause, recomputed_tokens
     ) VALUES (
         %(request_id)s, %(attempt)s, %(tenant_id)s, %(key_id)s, %(model)s, %(digest)s, %(klass)s, %(worker)s,
         %(worker_incarnation)s, %(gateway)s, %(prompt_tokens)s, %(cached_tokens)s, %(output_tokens)s,
         %(outcome)s, %(occurred_at)s, %(billable_prompt)s, %(billable_cached)s, %(billable_output)s,
-        %(price_version)s, %(cost)s
+        %(price_version)s, %(cost)s, %(replica_attempts)s, %(lost_cause)s, %(recomputed_tokens)s
     )
     ON CONFLICT DO NOTHING
     RETURNING request_id, attempt, tenant_id, cost_micro_usd

@@ -11,7 +11,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
-from billing.contracts import OUTCOMES
+from billing.contracts import LOST_CAUSES, OUTCOMES
 from tenants.scoping import Tenancy, TenantModel
 
 
@@ -65,6 +65,9 @@ class UsageEvent(TenantModel):
     cost_micro_usd = models.PositiveBigIntegerField()
     occurred_at = models.DateTimeField()
     recorded_at = models.DateTimeField(db_default=Now())
+    replica_attempts = models.PositiveIntegerField(db_default=1)
+    lost_cause = models.CharField(max_length=16, blank=True, db_default="")
+    recomputed_tokens = models.PositiveIntegerField(db_default=0)
 
     class Meta:
         ordering = ("-occurred_at",)
@@ -81,6 +84,10 @@ class UsageEvent(TenantModel):
             ),
             models.CheckConstraint(condition=Q(attempt__gte=1), name="usage_attempt_from_one"),
             models.CheckConstraint(condition=Q(outcome__in=OUTCOMES), name="usage_outcome_known"),
+            models.CheckConstraint(condition=Q(replica_attempts__gte=1), name="usage_replicas_from_one"),
+            models.CheckConstraint(
+                condition=Q(lost_cause__in=("", *LOST_CAUSES)), name="usage_lost_cause_known"
+            ),
             models.CheckConstraint(
                 condition=Q(prompt_tokens__gte=F("billable_prompt_tokens") + F("billable_cached_tokens"))
                 & Q(output_tokens__gte=F("billable_output_tokens")),
@@ -209,6 +216,7 @@ class WorkerUsage(TenantModel):
     output_tokens = models.PositiveIntegerField()
     reason = models.CharField(max_length=32, blank=True)
     at_ms = models.PositiveBigIntegerField()
+    moves = models.PositiveIntegerField(db_default=0)
     settled = models.BooleanField(db_default=False)
     collected_at = models.DateTimeField(db_default=Now())
 

@@ -36,7 +36,7 @@ WHERE NOT worker_usage.settled
 
 _UNSETTLED = """
 SELECT request_id, attempt, tenant_id, gateway, worker, worker_incarnation, model, digest, klass,
-       prompt_tokens, cached_tokens, output_tokens, reason, at_ms
+       prompt_tokens, cached_tokens, output_tokens, reason, at_ms, moves
 FROM billing_workerusage WHERE NOT settled AND gateway <> ALL(%s)
 """
 
@@ -61,6 +61,7 @@ class WorkerUsageRow:
     output_tokens: int
     reason: str
     at_ms: int
+    moves: int = 0  # replicas that were lost with it before this one had it
 
     @property
     def key(self) -> tuple[UUID, int]:
@@ -132,4 +133,5 @@ def _record(row: WorkerUsageRow) -> UsageRecord:
         output_tokens=0 if outcome == "error" else row.output_tokens,
         outcome=outcome,
         occurred_at_ms=row.at_ms,
+        replica_attempts=row.moves + 1,
     )

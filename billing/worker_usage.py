@@ -18,20 +18,24 @@ from psycopg.rows import tuple_row
 
 from gpuworker.wire.messages import UsageCheckpoint
 
-# Never back: a final count stays, and of two running counts the later one does.
+# Never back: of two replicas that had it the later one counts; of one, a final count stays, and of two
+# running counts the later one does.
 _STORE = """
 INSERT INTO billing_workerusage AS kept (
     request_id, attempt, tenant_id, gateway, worker, worker_incarnation, model, digest, klass,
-    prompt_tokens, cached_tokens, output_tokens, reason, at_ms
+    prompt_tokens, cached_tokens, output_tokens, reason, at_ms, moves
 ) VALUES (
     %(request_id)s, %(attempt)s, %(tenant_id)s, %(gateway)s, %(worker)s, %(worker_incarnation)s, %(model)s,
-    %(digest)s, %(klass)s, %(prompt_tokens)s, %(cached_tokens)s, %(output_tokens)s, %(reason)s, %(at_ms)s
+    %(digest)s, %(klass)s, %(prompt_tokens)s, %(cached_tokens)s, %(output_tokens)s, %(reason)s, %(at_ms)s,
+    %(moves)s
 )
 ON CONFLICT (request_id, attempt) DO UPDATE SET
+    worker = EXCLUDED.worker, worker_incarnation = EXCLUDED.worker_incarnation, moves = EXCLUDED.moves,
     prompt_tokens = EXCLUDED.prompt_tokens, cached_tokens = EXCLUDED.cached_tokens,
     output_tokens = EXCLUDED.output_tokens, reason = EXCLUDED.reason, at_ms = EXCLUDED.at_ms,
     collected_at = now()
-WHERE kept.reason = '' AND (EXCLUDED.reason <> '' OR EXCLUDED.output_tokens >= kept.output_tokens)
+WHERE EXCLUDED.moves > kept.moves OR EXCLUDED.moves = kept.moves
+  AND kept.reason = '' AND (EXCLUDED.reason <> '' OR EXCLUDED.output_tokens >= kept.output_tokens)
 """
 
 _CURSOR_STORE = """
@@ -66,8 +70,9 @@ async def worker_usage_store(
     conn: psycopg.AsyncConnection[Any], worker: str, checkpoints: Sequence[UsageCheckpoint], reached: Cursor
 ) -> None:
     """`checkpoints` in journal order, which end at `reached`. Needs the operators' role."""
+    # A worker that had a request twice may end the first time after it began the second.
+    latest = {(record.request_id, record.attempt): record for record in sorted(checkpoints, key=_moves)}
     # One order for every controller: two that store the same records wait, they never deadlock.
-    latest = {(record.request_id, record.attempt): record for record in checkpoints}
     async with conn.transaction():
         await _store(conn, [latest[key] for key in sorted(latest)])
         await conn.execute(_CURSOR_STORE, (worker, *reached))
@@ -86,6 +91,10 @@ async def _store(conn: psycopg.AsyncConnection[Any], records: Sequence[UsageChec
             return
         for record in records:
             await _store(conn, [record])
+
+
+def _moves(record: UsageCheckpoint) -> int:
+    return record.moves
 
 
 def _row(record: UsageCheckpoint) -> dict[str, Any]:

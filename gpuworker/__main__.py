@@ -11,16 +11,19 @@ import sys
 
 import uvloop
 
-from gpuworker.backends.base import BackendError
+from gpuworker.backends.base import Backend, BackendError
 from gpuworker.backends.engine_backend import EngineBackend
 from gpuworker.engine.engine import CacheOptions, Engine
+from gpuworker.epoch import epoch_next
 from gpuworker.manifest import Manifest, WeightsMismatch, manifest_verify
 from gpuworker.options import Options, options_parse
 from gpuworker.server import Settings, WorkerFailed, WorkerServer
+from gpuworker.upstream_terms import KEY_VARIABLE, KINDS
 from gpuworker.usage_journal import UsageJournal, WorkerIdentity
 from gpuworker.wire.journal import Journal, JournalFailed
 from gpuworker.wire.messages import new_incarnation
 from gpuworker.wire.prefix_secret import prefix_secret
+from gpuworker.wire.tls import TlsError, WireTls, tls_from
 from policy.pacing import StepPacer
 
 logger = logging.getLogger("gpuworker")
@@ -37,6 +40,14 @@ def _logging_start(worker: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLineFormatter(f"%(asctime)s %(levelname)s {worker} %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _backend_build(options: Options, manifest: Manifest, secret: str) -> Backend:
+    if options.backend in KINDS:
+        from gpuworker.backends.external.build import backend_build
+
+        return backend_build(options, manifest, prefix_secret(secret), os.environ.pop(KEY_VARIABLE, ""))
+    return EngineBackend(_engine_build(options, manifest, secret), max_rows=options.max_rows)
 
 
 def _engine_build(options: Options, manifest: Manifest, secret: str) -> Engine:
@@ -68,7 +79,15 @@ def _engine_build(options: Options, manifest: Manifest, secret: str) -> Engine:
     )
 
 
-async def _serve(options: Options, secret: str, manifest: Manifest, engine: Engine, journal: Journal) -> None:
+async def _serve(
+    options: Options,
+    secret: str,
+    manifest: Manifest,
+    backend: Backend,
+    journal: Journal,
+    tls: WireTls | None,
+    epoch: int,
+) -> None:
     stop = asyncio.Event()
 
     def stop_or_exit(number: int) -> None:
@@ -79,11 +98,17 @@ async def _serve(options: Options, secret: str, manifest: Manifest, engine: Engi
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop_or_exit, number)
-    identity = WorkerIdentity(options.id, new_incarnation(), options.model, manifest.digest)
+    identity = WorkerIdentity(options.id, new_incarnation(), options.model, manifest.digest, epoch)
     settings = Settings(
-        options.dispatch, options.listen, secret, options.drain_s, serves=options.role, labels=options.labels
+        options.dispatch,
+        options.listen,
+        secret,
+        options.drain_s,
+        serves=options.role,
+        labels=options.labels,
+        gateways=options.gateways,
+        tls=tls,
     )
-    backend = EngineBackend(engine, max_rows=options.max_rows)
     try:
         await WorkerServer(settings, identity, backend, UsageJournal(journal, identity)).serve(stop)
     finally:
@@ -98,14 +123,16 @@ def main() -> int:
         logger.error("SLUICE_WIRE_SECRET is not set")
         return 2
     try:
+        tls = tls_from(os.environ)
         manifest = manifest_verify(options.weights)
-        engine = _engine_build(options, manifest, secret)
+        backend = _backend_build(options, manifest, secret)
         journal = Journal.open(options.spool)
-    except (WeightsMismatch, BackendError, JournalFailed) as error:
+        epoch = epoch_next(options.spool)
+    except (WeightsMismatch, BackendError, JournalFailed, TlsError) as error:
         logger.error("cannot start: %s", error)
         return 2
     try:
-        uvloop.run(_serve(options, secret, manifest, engine, journal))
+        uvloop.run(_serve(options, secret, manifest, backend, journal, tls, epoch))
     except (WorkerFailed, BackendError, OSError, ValueError) as error:
         logger.critical("failed, exiting: %s", error)
         return 1

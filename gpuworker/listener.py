@@ -23,6 +23,8 @@ from gpuworker.wire.messages import (
     Submit,
     Welcome,
 )
+from gpuworker.wire.quiet import Quiet
+from gpuworker.wire.tls import WireTls
 
 GREETING_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 2.0
@@ -45,9 +47,20 @@ class Listener:
     """Owns the connections until they have greeted; afterwards a gateway's belongs to its outbox too."""
 
     def __init__(
-        self, secret: str, identity: WorkerIdentity, visitors: Visitors, prefills: PrefillService
+        self,
+        secret: str,
+        identity: WorkerIdentity,
+        visitors: Visitors,
+        prefills: PrefillService,
+        *,
+        gateways: tuple[str, ...] = (),
+        tls: WireTls | None = None,
     ) -> None:
+        """`gateways`: names of those that may come; any where none is named."""
         self._secret = secret
+        self._gateways = gateways
+        self._tls = tls
+        self._refusals = Quiet()
         self._identity = identity
         self._visitors = visitors
         self._prefills = prefills
@@ -57,7 +70,7 @@ class Listener:
 
     async def open(self, address: str) -> None:
         """Raises OSError when the address is taken."""
-        self._server = await listen(address, self._received, self._closed, self._opened)
+        self._server = await listen(address, self._received, self._closed, self._opened, tls=self._tls)
 
     async def close(self) -> None:
         """Nobody new; those who are here get what was sent to them, if they read it in time."""
@@ -107,9 +120,16 @@ class Listener:
                 connection.abort("unexpected message")
 
     def _greet(self, connection: Connection, message: AnyMessage) -> None:
-        hello = hello_check(message, self._secret)
+        hello = hello_check(
+            message,
+            self._secret,
+            self._identity.incarnation,
+            names=connection.names,
+            gateways=self._gateways,
+        )
         if isinstance(hello, Refusal):
-            logger.warning("refusing a visitor: %s: %s", hello.code, hello.message)
+            if self._refusals.may_say(hello.code, asyncio.get_running_loop().time() * 1000):
+                logger.warning("refusing a visitor: %s: %s", hello.code, hello.message)
             connection.send(hello)
             connection.close(hello.code)
             return

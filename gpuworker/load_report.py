@@ -36,13 +36,14 @@ class LoadReport:
     """
 
     def __init__(self, stats: EngineStats) -> None:
-        self.is_draining = False
+        self.is_draining = self.is_warming = False
         self._stats = stats
         self._reported: tuple[int, ...] = ()
         self._seq = 0
         self._runs = 0
         self._prefilled: list[RowKey] = []
         self._ended: list[RowKey] = []
+        self._cut: list[RowKey] = []  # of those
         self._given = 0
         self._untaken: deque[tuple[int, int]] = deque()  # (number of the call, prompt tokens to compute)
         self._held: dict[bytes, None] = {}  # prefixes in the cache, as the router is to know them
@@ -51,6 +52,10 @@ class LoadReport:
         self._work = FlowTotals()
         self._tokens = Rate(TOKENS_WINDOW_MS)
         self._preemptions = Rate(PREEMPTIONS_WINDOW_MS)
+
+    def warmed(self, stats: EngineStats) -> None:
+        """From now on it may be given something."""
+        self._stats, self.is_warming = stats, False
 
     def run_received(self) -> None:
         self._runs += 1
@@ -65,6 +70,7 @@ class LoadReport:
         self._work.add(step.output.work)
         self._prefilled += step.output.prefilled
         self._ended += step.output.ended
+        self._cut += step.output.cut
         while self._untaken and self._untaken[0][0] <= step.taken:
             self._untaken.popleft()
         for key in step.evicted:
@@ -80,7 +86,7 @@ class LoadReport:
 
     def restart(self, prefilled: list[RowKey]) -> None:
         """For a dispatcher that was just told which rows run, and nothing else."""
-        self._prefilled, self._ended = prefilled, []
+        self._prefilled, self._ended, self._cut = prefilled, [], []
         self._runs, self._is_new = 0, True
 
     def take(self, now_ms: float) -> Report:
@@ -89,6 +95,7 @@ class LoadReport:
         self._reported = self._state()
         prefilled, self._prefilled = self._prefilled, []
         ended, self._ended = self._ended, []
+        cut, self._cut = self._cut, []
         told, self._told = self._told, {}
         is_new, self._is_new = self._is_new, False
         return Report(
@@ -115,6 +122,10 @@ class LoadReport:
             cost=_cost_values(stats.cost),
             row_limit=stats.row_limit,
             work=self._work.take(now_ms, everything=is_new),
+            full=stats.is_full,
+            usage_mismatches=stats.usage_mismatches,
+            cut=cut,
+            warming=self.is_warming,
         )
 
     @property
@@ -123,7 +134,8 @@ class LoadReport:
 
     def _state(self) -> tuple[int, ...]:
         stats = self._stats
-        return (stats.running, stats.waiting, self._pending_prefill_tokens, stats.free_blocks)
+        rows = (stats.running, stats.waiting, self._pending_prefill_tokens, stats.free_blocks)
+        return (*rows, stats.is_full)
 
 
 def _cost_values(cost: StepCost | None) -> list[float]:

@@ -26,6 +26,7 @@ from gpuworker.wire.messages import (
     Submit,
     Welcome,
 )
+from gpuworker.wire.tls import WireTls
 
 CONNECT_TIMEOUT_S = 2.0
 SILENCE_S = 3.0
@@ -72,8 +73,9 @@ class PrefillClient:
     and kept until they break.
     """
 
-    def __init__(self, hello: Hello, block_size: int, on_ready: OnReady) -> None:
+    def __init__(self, hello: Hello, block_size: int, on_ready: OnReady, tls: WireTls | None = None) -> None:
         self._hello = hello
+        self._tls = tls
         self._block_size = block_size
         self._on_ready = on_ready
         self._peers: dict[str, _Peer] = {}
@@ -148,6 +150,8 @@ class PrefillClient:
                     peer.address,
                     lambda _, message: self._received(peer, message),
                     lambda _, cause: self._lost(peer, cause),
+                    tls=self._tls,
+                    role="worker",
                 )
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: no address
             self._lost(peer, f"cannot connect: {error}")

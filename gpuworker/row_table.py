@@ -9,6 +9,7 @@ from gpuworker.engine.transfer import PrefillResult
 from gpuworker.prefill_client import PrefillClient
 from gpuworker.prefill_service import PrefillService
 from gpuworker.wire.messages import Hello, RowFlow, RowKey, Run, Submit
+from gpuworker.wire.tls import WireTls
 
 TOKEN_BYTES = 4
 
@@ -30,12 +31,14 @@ class RowTable:
     workers; their prompts take rows too.
     """
 
-    def __init__(self, hello: Hello, backend: Backend, given: Callable[[int], None]) -> None:
+    def __init__(
+        self, hello: Hello, backend: Backend, given: Callable[[int], None], tls: WireTls | None = None
+    ) -> None:
         self._hello = hello
         self._backend = backend
         self._given = given
         self._rows: dict[RowKey, _Row] = {}
-        self._client = PrefillClient(hello, backend.capacity.block_size, self._submit)
+        self._client = PrefillClient(hello, backend.capacity.block_size, self._submit, tls)
         self.prefills = PrefillService(backend, self._prefill_problem, self._note)
         self.is_draining = False
 

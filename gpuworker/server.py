@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpuworker.backends.base import Backend, BackendStep
 from gpuworker.dispatch_link import DispatchLink
+from gpuworker.engine.stats import EngineStats
 from gpuworker.fleet_shares import FleetShares
 from gpuworker.listener import Listener
 from gpuworker.load_report import LoadReport
@@ -25,6 +26,7 @@ from gpuworker.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
     CancelRow,
+    Capacity,
     Collect,
     Collected,
     Frame,
@@ -35,8 +37,9 @@ from gpuworker.wire.messages import (
     Run,
     Shares,
 )
+from gpuworker.wire.tls import WireTls
 
-CANCEL_REASONS = ("cancelled", "deadline", "error")
+CANCEL_REASONS = ("cancelled", "deadline", "error", "moved")
 HANG_EXIT_S = 30.0  # who hangs for so long is started again
 CANCEL_GRACE_S = 5.0  # after the drain: for the step in progress, and the last frames
 
@@ -55,6 +58,8 @@ class Settings:
     drain_s: float
     serves: str = "both"  # both | prefill | decode
     labels: tuple[str, ...] = ()
+    gateways: tuple[str, ...] = ()  # names of those that may come; none: any that knows the secret
+    tls: WireTls | None = None
 
 
 class WorkerServer:
@@ -67,9 +72,18 @@ class WorkerServer:
         self._identity = identity
         self._backend = backend
         self._usage = usage
-        self._rows = RowTable(self._hello(), backend, lambda tokens: self._report.given(tokens))
+        self._report = LoadReport(_before_start(backend.capacity))
+        self._report.is_warming = True
+        self._rows = RowTable(self._hello(), backend, self._report.given, settings.tls)
         self._outboxes = Outboxes(self._gateway_lost)
-        self._listener = Listener(settings.secret, identity, self, self._rows.prefills)
+        self._listener = Listener(
+            settings.secret,
+            identity,
+            self,
+            self._rows.prefills,
+            gateways=settings.gateways,
+            tls=settings.tls,
+        )
         self._shares = FleetShares(identity.digest, backend.yield_also)
         self._link = DispatchLink(
             settings.dispatch,
@@ -78,9 +92,11 @@ class WorkerServer:
             self._dispatched,
             self._shares.drop,
             lambda: not self._is_hung,
+            settings.tls,
         )
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
+        self._unsaid: list[Refused] = []  # of rows that the greeting under way still names
         self._hung_since_ms: float | None = None
 
     @property
@@ -89,13 +105,13 @@ class WorkerServer:
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Until `stop`, then drain. Raises WorkerFailed, and OSError when the address is taken."""
-        stats = await self._backend.start(self._stepped, self._engine_died)
-        self._report = LoadReport(stats)
         await self._listener.open(self._settings.listen)
-        logger.info("serving digest=%s listen=%s", self._identity.digest, self._settings.listen)
         tasks = [asyncio.create_task(self._link.run()), asyncio.create_task(self._beat())]
         stopping = asyncio.create_task(stop.wait())
         try:
+            self._report.warmed(await self._backend.start(self._stepped, self._engine_died))
+            self._report_send(_now_ms())
+            logger.info("serving digest=%s listen=%s", self._identity.digest, self._settings.listen)
             await _first(stopping, self._failed, *tasks)
             if stopping.done() and not self._failed.done():
                 await self._drain()
@@ -119,9 +135,9 @@ class WorkerServer:
         logger.info("draining rows=%d prefills=%d", len(self._rows), self._rows.prefills.rows)
         if await self._settle(self._settings.drain_s):
             return
-        logger.warning("drain is over, cancelling rows=%d", len(self._rows))
+        logger.warning("drain is over, others get rows=%d", len(self._rows))
         for row in list(self._rows):
-            self.row_cancel(row, "error")
+            self._rows.cancel(row, "moved")
         self._rows.prefills.give_up("the worker stops")
         await self._settle(CANCEL_GRACE_S)
 
@@ -145,7 +161,8 @@ class WorkerServer:
             self._outboxes.tick(now_ms)
             self._rows.tick()
             self._shares.tick(now_ms)
-            self._hang_look(now_ms)
+            if not self._report.is_warming:  # a first step may take long, and nobody waits for it
+                self._hang_look(now_ms)
             self._report_send(now_ms)
             self._check_settled()
             if self._usage.failure:
@@ -181,14 +198,19 @@ class WorkerServer:
             serves=self._settings.serves,
             labels=list(self._settings.labels),
             kv_dtype=self._backend.kv_dtype,
+            epoch=self._identity.epoch,
         )
 
     def _dispatcher_hello(self) -> Hello:
         self._report.restart(self._rows.prefilled)
+        self._unsaid.clear()
         rows = self._rows
         return replace(self._hello(), running=list(rows), choices=rows.choices, flows=rows.flows)
 
     def _joined(self) -> None:
+        for refused in self._unsaid:
+            self._link.send(refused)
+        self._unsaid.clear()
         self._report_send(_now_ms())
 
     def _report_send(self, now_ms: float) -> None:
@@ -222,7 +244,9 @@ class WorkerServer:
 
     def _refuse(self, row: RowKey, code: str, message: str) -> None:
         logger.warning("refused gateway=%s sid=%d code=%s: %s", row.gateway, row.sid, code, message)
-        self._link.send(Refused(row=row, code=code, message=message, digest=self._identity.digest))
+        refused = Refused(row=row, code=code, message=message, digest=self._identity.digest)
+        if not self._link.send(refused):
+            self._unsaid.append(refused)
 
     # -- backend ------------------------------------------------------------------------------------------
 
@@ -289,6 +313,26 @@ class WorkerServer:
 
     def _gateway_lost(self, gateway: str) -> None:
         self._rows.cancel_gateway(gateway, "gateway_lost")
+
+
+def _before_start(capacity: Capacity) -> EngineStats:
+    return EngineStats(
+        running=0,
+        waiting=0,
+        pending_prefill_tokens=0,
+        blocks=capacity.blocks,
+        free_blocks=capacity.blocks,
+        cached_blocks=0,
+        step=0,
+        step_ms=0.0,
+        batch_rows=0,
+        paused=0,
+        preemptions=0,
+        swaps=0,
+        prompt_tokens=0,
+        cached_tokens=0,
+        output_tokens=0,
+    )
 
 
 async def _first(*futures: "asyncio.Future[Any]", timeout_s: float | None = None) -> None:

@@ -26,6 +26,7 @@ class WorkerIdentity:
     incarnation: str
     model: str
     digest: str
+    epoch: int = 0  # how often it was started
 
 
 class UsageJournal:
@@ -75,8 +76,9 @@ class UsageJournal:
             prompt_tokens=checkpoint.prompt_tokens,
             cached_tokens=checkpoint.cached_tokens,
             output_tokens=checkpoint.output_tokens,
-            reason=checkpoint.reason,
+            reason="" if checkpoint.reason == "moved" else checkpoint.reason,  # another worker ends it
             at_ms=at_ms,
+            moves=submit.moves,
         )
 
     def collect(self, request: Collect) -> Collected:

@@ -2,13 +2,14 @@
 
 from django import forms
 from django.contrib import admin, messages
-from django.core.validators import MinValueValidator
-from django.db.models import QuerySet
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
-from modelsvc.models import Model, ModelRoute, ModelVersion
+from modelsvc.deployments import deployment_set
+from modelsvc.models import MAX_REPLICAS, Deployment, Model, ModelRoute, ModelVersion, Upstream
 from modelsvc.services import (
     RegistryError,
     route_limit_set,
@@ -16,6 +17,7 @@ from modelsvc.services import (
     route_switch,
     version_retire,
 )
+from modelsvc.upstreams import upstream_enable
 from tenants.admin_actions import answer_ask
 
 
@@ -34,6 +36,14 @@ class SmallerForm(forms.Form):
         max_length=200,
         widget=UnfoldAdminTextInputWidget,
         help_text="A routed model, which tenants who accept it get under pressure. Empty: nothing instead.",
+    )
+
+
+class ReplicasForm(forms.Form):
+    replicas = forms.IntegerField(
+        validators=[MinValueValidator(0), MaxValueValidator(MAX_REPLICAS)],
+        widget=UnfoldAdminIntegerFieldWidget,
+        help_text="That are to run. Your supervisor starts them; 0: none.",
     )
 
 
@@ -98,6 +108,49 @@ class ModelVersionAdmin(RegistryAdmin):
                 self.message_user(request, f"{version.digest[:12]} is retired", messages.SUCCESS)
 
 
+@admin.register(Upstream)
+class UpstreamAdmin(RegistryAdmin):
+    """Made and changed by `manage.py upstream`. The key is in no field, sealed or not."""
+
+    list_display = ("name", "kind", "flavour", "url", "version", "model_name", "is_enabled", "has_key")
+    list_filter = ("kind", "is_enabled")
+    list_select_related = ("version", "version__model")
+    search_fields = ("name", "url", "version__model__slug")
+    fields = (
+        *("name", "kind", "flavour", "url", "version", "model_name", "revision", "max_rows", "options"),
+        *("is_enabled", "has_key", "created_at", "updated_at"),
+    )
+    readonly_fields = fields
+    actions = ("enable", "disable")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Upstream]:
+        upstreams: QuerySet[Upstream] = super().get_queryset(request)
+        return upstreams.defer("sealed_key").annotate(has_key_=Q(sealed_key__isnull=False))
+
+    @admin.display(boolean=True, description="Has a key")
+    def has_key(self, upstream: Upstream) -> bool:
+        return bool(getattr(upstream, "has_key_", False))
+
+    def has_switch_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("modelsvc.change_upstream")
+
+    @admin.action(description="Start a worker for it, with the next start", permissions=["switch"])
+    def enable(self, request: HttpRequest, queryset: QuerySet[Upstream]) -> None:
+        self._enable(request, queryset, is_enabled=True)
+
+    @admin.action(description="Start no worker for it any more", permissions=["switch"])
+    def disable(self, request: HttpRequest, queryset: QuerySet[Upstream]) -> None:
+        self._enable(request, queryset, is_enabled=False)
+
+    def _enable(self, request: HttpRequest, queryset: QuerySet[Upstream], *, is_enabled: bool) -> None:
+        for name in list(queryset.values_list("name", flat=True)):
+            try:
+                upstream_enable(name=name, is_enabled=is_enabled, actor=request.user.get_username())
+            except RegistryError as error:
+                self.message_user(request, str(error), messages.ERROR)
+        self.message_user(request, "Said: workers that run now are left as they are.", messages.SUCCESS)
+
+
 @admin.register(ModelRoute)
 class ModelRouteAdmin(RegistryAdmin):
     list_display = ("model", "version", "max_output_tokens", "smaller", "revision", "updated_at")
@@ -135,4 +188,37 @@ class ModelRouteAdmin(RegistryAdmin):
                 self.message_user(request, f"{route.model.slug}: {error}", messages.ERROR)
             else:
                 self.message_user(request, f"{route.model.slug}: set.", messages.SUCCESS)
+        return None
+
+
+@admin.register(Deployment)
+class DeploymentAdmin(RegistryAdmin):
+    """Made by `manage.py deployment`. What runs of them is in the fleet's metrics."""
+
+    list_display = ("version", "role", "replicas", "revision", "updated_at")
+    list_filter = ("role", "version__model")
+    list_select_related = ("version", "version__model")
+    search_fields = ("version__digest", "version__model__slug")
+    readonly_fields = ("version", "role", "replicas", "revision", "updated_at")
+    actions = ("scale",)
+
+    def has_scale_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("modelsvc.change_deployment")
+
+    @admin.action(description="Say how many replicas are to run", permissions=["scale"])
+    def scale(self, request: HttpRequest, queryset: QuerySet[Deployment]) -> HttpResponse | None:
+        first = queryset.values("replicas").first()
+        answer = answer_ask(self, request, queryset, ReplicasForm, action="scale", title="Set", initial=first)
+        if isinstance(answer, HttpResponse):
+            return answer
+        actor = request.user.get_username()
+        for deployment in queryset.select_related("version", "version__model"):
+            version = deployment.version
+            slug, digest, role = version.model.slug, version.digest, deployment.role
+            try:
+                deployment_set(slug=slug, digest=digest, role=role, actor=actor, **answer)
+            except RegistryError as error:
+                self.message_user(request, f"{version}: {error}", messages.ERROR)
+            else:
+                self.message_user(request, f"{version}: set.", messages.SUCCESS)
         return None

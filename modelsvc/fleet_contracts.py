@@ -18,8 +18,19 @@ HISTORY_TTL_S = 300
 CLOCK_SET_BACK_MS = 30_000  # a state this much older than the newest point begins the history anew
 
 
+class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replicas of a version are to run, and do."""
+
+    model: str
+    digest: str
+    role: str  # both | prefill | decode
+    wanted: int
+    ready: int
+    others: int  # warming, suspect, draining
+
+
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One FleetState, as a JSON object: field names, not positions, because browsers read it."""
+    """One FleetState and what is deployed, as a JSON object: field names, not positions, for browsers."""
 
     seq: int
     at_ms: int  # Unix time
@@ -30,6 +41,7 @@ class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     tokens_per_s: float
     flows: list[FlowView] = []
+    deployments: list[DeploymentView] = []
 
 
 class FleetPoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ usage rows name models and digests for as long as there are bills.
 
 from typing import ClassVar
 
-from django.core.validators import MinValueValidator, RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F
 
@@ -15,7 +15,10 @@ from tenants.scoping import Tenancy
 
 SLUG_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*\Z"  # \Z, not $: Python's $ lets a newline follow
 SLUG_MESSAGE = "A model's slug consists of letters, digits and . _ / : - and begins with a letter or a digit."
+UPSTREAM_PATTERN = r"^[a-z0-9][a-z0-9-]{0,31}\Z"  # part of a process's name, and of a socket's
+UPSTREAM_MESSAGE = "An upstream's name consists of at most 32 small letters, digits and -."
 DIGEST_PATTERN = r"^[0-9a-f]{64}\Z"
+MAX_REPLICAS = 10_000
 
 
 class Model(models.Model):
@@ -78,6 +81,52 @@ class ModelVersion(models.Model):
         return f"{self.model} {self.digest[:12]}"
 
 
+class Upstream(models.Model):
+    """A server of somebody else's that answers for a version, through a worker of ours.
+
+    Its key is sealed by a master key (`upstream_keys`), and is in no page and no message.
+    """
+
+    tenancy: ClassVar[Tenancy] = "global"
+
+    class Kind(models.TextChoices):
+        OPENAI = "openai"
+        TGI = "tgi"
+
+    id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
+    name = models.CharField(
+        max_length=32, unique=True, validators=[RegexValidator(UPSTREAM_PATTERN, UPSTREAM_MESSAGE)]
+    )
+    kind = models.CharField(max_length=16, choices=Kind)
+    flavour = models.CharField(max_length=16, blank=True, default="generic")
+    url = models.CharField(max_length=500)
+    version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="upstreams")
+    model_name = models.CharField(max_length=200, help_text="What the server calls the model.")
+    revision = models.CharField(max_length=100, blank=True)
+    max_rows = models.PositiveIntegerField(default=64, validators=[MinValueValidator(1)])
+    options = models.JSONField(default=dict, blank=True, help_text="Seconds of patience, by name.")
+    is_enabled = models.BooleanField(default=True)
+    master_key_id = models.CharField(max_length=16, blank=True)
+    sealed_key = models.BinaryField(null=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = (
+            models.CheckConstraint(
+                name="upstream_name_plain", condition=models.Q(name__regex=UPSTREAM_PATTERN)
+            ),
+            models.CheckConstraint(
+                name="upstream_kind_known", condition=models.Q(kind__in=("openai", "tgi"))
+            ),
+            models.CheckConstraint(name="upstream_rows_positive", condition=models.Q(max_rows__gt=0)),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class ModelRoute(models.Model):
     """The version a model's requests run on now, how much they may generate, and what may stand in for it.
 
@@ -112,3 +161,38 @@ class ModelRoute(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model} → {self.version.digest[:12]}"
+
+
+class Deployment(models.Model):
+    """How many replicas of a version are to run, in which role. Whoever starts workers reads it; the
+    controller tells where the fleet falls short of it."""
+
+    tenancy: ClassVar[Tenancy] = "global"
+
+    class Role(models.TextChoices):
+        BOTH = "both"
+        PREFILL = "prefill"
+        DECODE = "decode"
+
+    id = models.UUIDField(primary_key=True, default=uuid7_now, editable=False)
+    version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
+    role = models.CharField(max_length=16, choices=Role, default=Role.BOTH)
+    replicas = models.PositiveIntegerField(validators=[MaxValueValidator(MAX_REPLICAS)])
+    revision = models.PositiveBigIntegerField()
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("version__model__slug", "version", "role")
+        constraints = (
+            models.UniqueConstraint(fields=("version", "role"), name="deployment_once"),
+            models.CheckConstraint(
+                name="deployment_role_known", condition=models.Q(role__in=("both", "prefill", "decode"))
+            ),
+            models.CheckConstraint(
+                name="deployment_replicas_bounded", condition=models.Q(replicas__lte=MAX_REPLICAS)
+            ),
+            models.CheckConstraint(name="deployment_revision_positive", condition=models.Q(revision__gt=0)),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.replicas} of {self.version} ({self.role})"

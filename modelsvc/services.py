@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from gpuworker.manifest import Manifest
 from modelsvc.fleet_contracts import CLOCK_SET_BACK_MS
-from modelsvc.models import Model, ModelRoute, ModelVersion
+from modelsvc.models import Deployment, Model, ModelRoute, ModelVersion
 from tenants.audit import Value, audit_write
 from tenants.models import AuditEntry
 from tenants.scoping import alias_current
@@ -83,8 +83,8 @@ def version_publish(*, slug: str, name: str, owned_by: str, manifest: Manifest, 
 def route_switch(*, slug: str, digest: str, actor: str) -> ModelRoute:
     """Sends the model's next requests to that version. The gateways hear of it at the commit."""
     with transaction.atomic(using=alias_current()):
-        model = _model_lock(slug)
-        version = _version_lock(model, digest)
+        model = model_lock(slug)
+        version = version_lock(model, digest)
         if version.state == ModelVersion.State.RETIRED:
             raise VersionRetired(f"{digest} is retired")
         route = ModelRoute.objects.filter(model=model).first()
@@ -174,12 +174,14 @@ def level_record(*, slug: str, level: int, at_ms: int, queued: int, oldest_ms: i
 
 
 def version_retire(*, slug: str, digest: str, actor: str) -> ModelVersion:
-    """No route may lead to it any more. Refused while one does."""
+    """No route may lead to it any more. Refused while one does, or replicas of it are deployed."""
     with transaction.atomic(using=alias_current()):
-        model = _model_lock(slug)
-        version = _version_lock(model, digest)
+        model = model_lock(slug)
+        version = version_lock(model, digest)
         if ModelRoute.objects.filter(version=version).exists():
             raise VersionInUse(f"{slug} runs on {digest}: switch its route first")
+        if Deployment.objects.filter(version=version, replicas__gt=0).exists():
+            raise VersionInUse(f"replicas of {digest} are deployed: set their number to 0 first")
         if version.state != ModelVersion.State.RETIRED:
             version.state = ModelVersion.State.RETIRED
             version.save(update_fields=("state",))
@@ -187,7 +189,7 @@ def version_retire(*, slug: str, digest: str, actor: str) -> ModelVersion:
         return version
 
 
-def _model_lock(slug: str) -> Model:
+def model_lock(slug: str) -> Model:
     """Lock order: the model's row first. It serialises every change to the model's versions and route.
 
     Others may refer to the model meanwhile: their foreign keys are looked at when they hold the audit lock.
@@ -199,13 +201,13 @@ def _model_lock(slug: str) -> Model:
 
 
 def _route_lock(slug: str) -> ModelRoute:
-    route = ModelRoute.objects.select_related("smaller").filter(model=_model_lock(slug)).first()
+    route = ModelRoute.objects.select_related("smaller").filter(model=model_lock(slug)).first()
     if route is None:
         raise RouteUnknown(f"{slug} has no route yet")
     return route
 
 
-def _version_lock(model: Model, digest: str) -> ModelVersion:
+def version_lock(model: Model, digest: str) -> ModelVersion:
     version = ModelVersion.objects.select_for_update().filter(model=model, digest=digest).first()
     if version is None:
         raise VersionUnknown(f"{model.slug} has no version {digest}")

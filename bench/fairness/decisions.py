@@ -17,10 +17,11 @@ from typing import Any
 
 from bench.report import bench_report, percentile
 from policy.flow import INTERACTIVE, Flow
-from policy.model_queue import ModelQueue, Placement, Waiting
+from policy.model_queue import ModelQueue
 from policy.placement import Replica
 from policy.queue_settings import QueueSettings
 from policy.step_cost import StepCost
+from policy.waiting import Placement, Waiting
 
 RULE_PER_S = 2_000
 REFUSE_RULE_MS = 1.0

@@ -2,6 +2,7 @@
 
 import sys
 
+from bench.mutate.dispatch_policies import POLICIES
 from bench.mutate.mutation import Mutation, Suite, suite_run
 
 DISPATCHER = "platform/dispatch/dispatcher.py"
@@ -18,8 +19,6 @@ MEMBERS = "platform/dispatch/members.py"
 VERSIONS = "platform/dispatch/versions.py"
 SERVER = "platform/dispatch/server.py"
 PREFILL = "platform/dispatch/prefill.py"
-PREFIXES = "platform/dispatch/prefixes.py"
-PLACEMENT = "platform/policy/placement.py"
 
 MUTATIONS = [
     Mutation("a run is never reported", FLEET, "self._unreported_tokens -= self", "self"),
@@ -33,32 +32,12 @@ MUTATIONS = [
     Mutation("silent helper", PREFILL, "other.may_take(now_ms)", "True"),
     Mutation("helped though it reads no cache", PREFILL, " or submit.sampling.prompt_logprobs >= 0", ""),
     Mutation("held prefixes ignored", PREFILL, "worker.prefixes.cached_tokens(submit)", "0"),
-    Mutation("held prefixes kept", PREFIXES, "self._held.difference_update(report.evicted)", "pass"),
-    Mutation("held prefixes not forgotten", PREFIXES, "self._held.clear()", "pass"),
-    Mutation(
-        "prefix with a hole",
-        PREFIXES,
-        "                break",
-        "                holders = [*alike.values()][0]",
-    ),
-    Mutation(
-        "short prompts move",
-        PLACEMENT,
-        "if prompt_tokens - cached_tokens < PREFILL_REMOTE_TOKENS:",
-        "if False:",
-    ),
-    Mutation("helper far behind", PLACEMENT, "r.pending_tokens < PREFILL_BACKLOG_TOKENS", "True"),
     Mutation("helper never free", FLEET, "helper.pending_tokens -= request.prompt_tokens", "pass"),
     Mutation("helped prompts fill the window", FLEET, "if helper is None else 0", ""),
-    Mutation(
-        "suspect gets requests",
-        FLEET,
-        "not self.draining and not self.is_suspect(now_ms)",
-        "not self.draining",
-    ),
-    Mutation("draining gets requests", FLEET, "return not self.draining and", "return"),
+    Mutation("suspect gets requests", FLEET, "is_full or self.is_suspect(now_ms) or", "is_full or"),
+    Mutation("draining gets requests", FLEET, "not (self.draining or is_full", "not (is_full"),
     Mutation("drain is not heard", FLEET, "self.draining or report.draining", "self.draining"),
-    Mutation("full is asked at once", FLEET, "and now_ms >= self.paused_until_ms", ""),
+    Mutation("full is asked at once", FLEET, " or now_ms < self.paused_until_ms)", ")"),
     Mutation(
         "whole deadline again",
         PLACING,
@@ -78,7 +57,7 @@ MUTATIONS = [
         "(CancelRow(row=request.row,",
     ),
     Mutation("refusal forgets cancel", REPORTING, "is not None and not request.cancel_reason", "is not None"),
-    Mutation("refused is dropped", REPORTING, "version.queue.requeue(waiting, now_ms)", "pass"),
+    Mutation("refused is dropped", REPORTING, "version.queue.requeue(request.waiting, now_ms)", "pass"),
     Mutation(
         "forgotten attempt is answered", REPORTING, "rows.get(request.row) is request", "rows is not None"
     ),
@@ -159,7 +138,6 @@ MUTATIONS = [
     Mutation("weights are all one", REQUESTS, "weight=_weight(submit.weight)", "weight=1.0"),
     Mutation("weights that are none", REQUESTS, "said > 0 and math.isfinite(said)", "True"),
     Mutation("output is not learned", REQUESTS, "if submit.expected_tokens > 0", "if False"),
-    Mutation("cached prompts cost all", REQUESTS, "cached_tokens=cached_tokens,", "cached_tokens=0,"),
     Mutation("holder of other weights", JOINING, "version.holders[hello.incarnation] = worker", "pass"),
     Mutation(
         "rows on a prefill worker",
@@ -182,7 +160,12 @@ MUTATIONS = [
     Mutation("replica is not gone", JOINING, "version.queue.replica_gone(incarnation)", "pass"),
     Mutation("joins without shares", JOINING, "worker_inform(worker, version)", "pass"),
     Mutation("joins without pressure", JOINING, "gateway_inform(gateway, self._versions)", "pass"),
-    Mutation("expired request is lost", PLACING, "self._answers.late(request_of(waiting), now_ms)", "pass"),
+    Mutation(
+        "expired request is lost",
+        PLACING,
+        "self._answers.late(request_of(waiting), version.queue, now_ms)",
+        "pass",
+    ),
     Mutation("pause has no end", PLACING, "version.replicas_refresh(now_ms)", "pass"),
     Mutation(
         "urgent batch runs as batch", PLACING, "klass=waiting.flow.klass,", "klass=request.submit.klass,"
@@ -261,12 +244,19 @@ MUTATIONS = [
     Mutation("stranger stays", SERVER, "self._strangers.pop(connection, None)\n        for", "for"),
 ]
 
-TESTS = ("dispatcher", "admission", "announcing", "prefill", "recovery", "sharing", "simulation")
+TESTS = ("dispatcher", "admission", "announcing", "prefill", "recovery", "routing", "sharing", "simulation")
+POLICY_TESTS = ("admission", "model_queue", "router", "router_index", "router_in_queue")
 SUITE = Suite(
     name="dispatch",
-    folders=["gpuworker", "platform/config", "platform/dispatch", "platform/policy", "tests/dispatch"],
-    tests=[f"tests/dispatch/test_{name}.py" for name in TESTS],
-    mutations=MUTATIONS,
+    folders=[
+        *("gpuworker", "platform/config", "platform/dispatch", "platform/policy"),
+        *("tests/dispatch", "tests/policy"),
+    ],
+    tests=[
+        *(f"tests/dispatch/test_{name}.py" for name in TESTS),
+        *(f"tests/policy/test_{name}.py" for name in POLICY_TESTS),
+    ],
+    mutations=[*MUTATIONS, *POLICIES],
 )
 
 if __name__ == "__main__":

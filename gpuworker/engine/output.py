@@ -17,6 +17,8 @@ from gpuworker.wire.messages import (
     pack_ids,
 )
 
+OWN_ENDS = ("stop", "length")  # all other reasons end an output before it is done
+
 
 class GatewayOutput:
     """Columns of the `Frame` for one gateway incarnation."""
@@ -51,12 +53,25 @@ class GatewayOutput:
     def add(
         self, sequence: Sequence, count: int, text: str, logprobs: TokenLogprobs | None, ids: bytes = b""
     ) -> None:
-        self.sids.append(sequence.key.sid)
-        self.starts.append(sequence.output_len - count)
+        start, entries = sequence.output_len - count, [] if logprobs is None else [logprobs]
+        self.add_entry(sequence.key.sid, sequence.key.choice, start, count, text, entries, ids)
+
+    def add_entry(
+        self,
+        sid: int,
+        choice: int,
+        start: int,
+        count: int,
+        text: str,
+        logprobs: list[TokenLogprobs],
+        ids: bytes,
+    ) -> None:
+        self.sids.append(sid)
+        self.starts.append(start)
         self.counts.append(count)
         self.texts.append(text)
-        self._choices.append(sequence.key.choice)
-        self._logprobs.append([] if logprobs is None else [logprobs])
+        self._choices.append(choice)
+        self._logprobs.append(logprobs)
         self._ids.append(ids)
 
     def add_tail(self, sequence: Sequence, text: str) -> None:
@@ -86,6 +101,7 @@ class StepOutput:
     gateways: dict[str, GatewayOutput] = field(default_factory=dict)
     prefilled: list[RowKey] = field(default_factory=list)  # rows with their first token in this step
     ended: list[RowKey] = field(default_factory=list)
+    cut: list[RowKey] = field(default_factory=list)  # of those, the ones that were cancelled or failed
     refused: list[tuple[RowKey, str, str]] = field(
         default_factory=list
     )  # code, message; nothing was computed
@@ -97,7 +113,7 @@ class StepOutput:
     def checkpoints(self) -> list[Checkpoint]:
         return list(self._checkpoints.values())
 
-    def _gateway(self, row: RowKey) -> GatewayOutput:
+    def gateway(self, row: RowKey) -> GatewayOutput:
         found = self.gateways.get(row.gateway)
         if found is None:
             found = self.gateways[row.gateway] = GatewayOutput()
@@ -108,20 +124,20 @@ class StepOutput:
     ) -> None:
         """The sequence's newest token. A choice has at most one per step."""
         ids = pack_ids(sequence.token_ids[-1:]) if request.submit.wants_ids else b""
-        self._gateway(request.row).add(sequence, 1, text, logprobs, ids)
+        self.gateway(request.row).add(sequence, 1, text, logprobs, ids)
         if sequence is request.first and sequence.output_len == sequence.emitted + 1:
             self.prefilled.append(request.row)
         if sequence.output_len % CHECKPOINT_TOKENS == 0:
             self.add_checkpoint(request)
 
     def add_prompt_logprobs(self, request: Request, first: int, tokens: list[TokenLogprobs]) -> None:
-        self._gateway(request.row).prompts.append(
+        self.gateway(request.row).prompts.append(
             PromptLogprobs(sid=request.row.sid, first=first, tokens=tokens)
         )
 
     def add_choice_end(self, request: Request, sequence: Sequence, tail: str, now_ms: float) -> None:
         """`tail` is text that was held back. The last choice's end is the request's."""
-        gateway = self._gateway(request.row)
+        gateway = self.gateway(request.row)
         if tail:
             gateway.add_tail(sequence, tail)
         if request.submit.n > 1:
@@ -137,18 +153,25 @@ class StepOutput:
         if not request.open:
             gateway.ends.append(_end(request, now_ms))
             self.ended.append(request.row)
+            if request.reason not in OWN_ENDS:  # it had more to say
+                self.cut.append(request.row)
             self.add_checkpoint(request)
 
     def add_checkpoint(self, request: Request) -> None:
-        """The last one of a request in a step replaces the others."""
-        self._checkpoints[request.row] = Checkpoint(
-            row=request.row,
-            submit=request.submit,
-            prompt_tokens=request.prompt_tokens,
-            cached_tokens=request.cached_tokens,
-            output_tokens=request.output_tokens,
-            reason=request.reason,
+        self.put_checkpoint(
+            Checkpoint(
+                row=request.row,
+                submit=request.submit,
+                prompt_tokens=request.prompt_tokens,
+                cached_tokens=request.cached_tokens,
+                output_tokens=request.output_tokens,
+                reason=request.reason,
+            )
         )
+
+    def put_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """The last one of a request in a step replaces the others."""
+        self._checkpoints[checkpoint.row] = checkpoint
 
 
 def _end(request: Request, now_ms: float) -> End:

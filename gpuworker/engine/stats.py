@@ -24,6 +24,8 @@ class EngineStats:
     output_tokens: int  # since start
     cost: StepCost | None = None  # of a step, as fitted; None: not measured
     row_limit: int = 0  # rows like the running ones that can decode within the target latency; 0: no step yet
+    is_full: bool = False  # nothing more is taken for now, whatever the figures say
+    usage_mismatches: int = 0  # since start: requests whose upstream counted otherwise than we did
 
 
 @dataclass(slots=True)

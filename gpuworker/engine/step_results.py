@@ -8,7 +8,8 @@ from gpuworker.engine.stats import Counters
 from gpuworker.engine.text import TextStage
 from gpuworker.wire.messages import RowKey, TokenLogprobs
 
-SILENT_ENDS = frozenset({"cancelled", "gateway_lost"})  # nobody reads the text held back
+# Nobody reads the text held back; of a row that goes on elsewhere it comes from there.
+SILENT_ENDS = frozenset({"cancelled", "gateway_lost", "moved"})
 
 
 class StepResults:

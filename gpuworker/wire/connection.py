@@ -1,5 +1,6 @@
 """One asyncio connection carrying wire messages, over a Unix socket or TCP: connect, listen, send, close.
 
+TCP is inside mutual TLS where the caller has certificates; Unix sockets never are: their folder is private.
 The message callback runs inside the read callback, without a task or a queue. Sending never blocks:
 past `MAX_OUTBOX_BYTES` unsent the peer counts as stuck and the connection is aborted, as its owner sees.
 """
@@ -8,12 +9,15 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 from gpuworker.wire.framing import FrameDecoder, WireError, encode
 from gpuworker.wire.messages import AnyMessage
+from gpuworker.wire.tls import WireTls, may_be, names_of, tls_reason
+from gpuworker.wire.tls_listener import HANDSHAKE_S, SHUTDOWN_S, TlsListener
 
 MAX_OUTBOX_BYTES = 32 * 1024 * 1024
 _BACKLOG = 4096
@@ -28,7 +32,8 @@ OnOpen = Callable[["Connection"], None]
 class Connection(asyncio.Protocol):
     """`on_close(connection, cause)` is called exactly once, however the connection ends.
 
-    `last_received` is the event loop's time of the last bytes, for liveness checks.
+    `last_received` is the event loop's time of the last bytes, for liveness checks. `names` is what the
+    peer's certificate says it may be (`gpuworker.wire.tls`), None without TLS.
     An exception raised by `on_message` closes this connection only, and is logged.
     """
 
@@ -43,6 +48,7 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self.last_received = self._loop.time()
+        self.names: tuple[str, ...] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -84,6 +90,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in shape, not by class
+        self.names = names_of(transport.get_extra_info("peercert"))
         if self._on_open is not None:
             self._on_open(self)
 
@@ -140,21 +147,58 @@ def _stale_remove(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "another process listens there", str(path))
 
 
-async def connect(address: str, on_message: OnMessage, on_close: OnClose) -> Connection:
-    """Raises OSError when nobody listens there."""
+def _nobody(connection: Connection, cause: str) -> None:
+    """Wants to know."""
+
+
+async def connect(
+    address: str,
+    on_message: OnMessage,
+    on_close: OnClose,
+    *,
+    tls: WireTls | None = None,
+    role: str = "",
+    name: str = "",
+) -> Connection:
+    """`role` and `name`: what a certificate must say of the listener; without a name, any of the role.
+
+    Raises OSError when nobody listens there, or somebody else.
+    """
     loop = asyncio.get_running_loop()
     target = _parse(address)
     if isinstance(target, Path):
         _, connection = await loop.create_unix_connection(
             lambda: Connection(on_message, on_close), str(target)
         )
-    else:
+        return connection
+    if tls is None:
         _, connection = await loop.create_connection(lambda: Connection(on_message, on_close), *target)
+        return connection
+    try:
+        _, connection = await loop.create_connection(
+            lambda: Connection(on_message, on_close),
+            *target,
+            ssl=tls.connecting,
+            ssl_handshake_timeout=HANDSHAKE_S,
+            ssl_shutdown_timeout=SHUTDOWN_S,
+        )
+    except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
+        raise ConnectionAbortedError(f"no TLS with {address}: {tls_reason(error)}") from error
+    if not may_be(connection.names, role, name):
+        connection._on_close = _nobody  # the caller never had it
+        connection.abort("its certificate is another's")
+        wanted = f"{role}/{name or '*'}"
+        raise ConnectionAbortedError(f"the certificate of {address} names {connection.names}, not {wanted}")
     return connection
 
 
 async def listen(
-    address: str, on_message: OnMessage, on_close: OnClose, on_open: OnOpen | None = None
+    address: str,
+    on_message: OnMessage,
+    on_close: OnClose,
+    on_open: OnOpen | None = None,
+    *,
+    tls: WireTls | None = None,
 ) -> asyncio.AbstractServer:
     """A stale socket file is replaced. Raises OSError when the address is taken."""
     loop = asyncio.get_running_loop()
@@ -166,4 +210,23 @@ async def listen(
     if isinstance(target, Path):
         _stale_remove(target)
         return await loop.create_unix_server(factory, str(target), backlog=_BACKLOG)
-    return await loop.create_server(factory, *target, backlog=_BACKLOG)
+    if tls is None:
+        return await loop.create_server(factory, *target, backlog=_BACKLOG)
+    return TlsListener(await _bind(*target), factory, tls.listening)
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets on every address of the host."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((info[0], info[4]) for info in found):
+            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+            sockets.append(listener)
+            listener.setblocking(False)
+    except OSError:
+        for listener in sockets:
+            listener.close()
+        raise
+    return sockets

@@ -7,6 +7,7 @@ from gpuworker.wire.messages import AnyMessage
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_FIRST_FRAME_BYTES = 1024 * 1024  # nobody has shown yet that they know the secret
 _LENGTH_BYTES = 4
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # alert, handshake: as a length far more than is allowed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
@@ -39,6 +40,8 @@ class FrameDecoder:
         while len(buffer) - position >= _LENGTH_BYTES:
             length = int.from_bytes(buffer[position : position + _LENGTH_BYTES], "big")
             if length > self._max_bytes:
+                if bytes(buffer[:2]) in _TLS_RECORDS:
+                    raise WireError("the peer speaks TLS, this process does not (SLUICE_WIRE_TLS_CERT)")
                 raise WireError(f"frame of {length} bytes exceeds {self._max_bytes}")
             end = position + _LENGTH_BYTES + length
             if len(buffer) < end:

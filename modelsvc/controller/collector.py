@@ -15,6 +15,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from billing.worker_usage import Cursor, cursor_load, worker_usage_store
 from gpuworker.wire.messages import Collect, Collected, WorkerView
+from gpuworker.wire.tls import WireTls
 from modelsvc.controller.backoff import Backoff
 from modelsvc.controller.peer import Peer, PeerLost, peer_open
 
@@ -39,11 +40,13 @@ class UsageCollector:
         name: str,
         incarnation: str,
         secret: str,
+        tls: WireTls | None = None,
         interval_s: float = COLLECT_INTERVAL_S,
     ) -> None:
         self._pool = pool
         self._group = group
         self._greeting = {"name": name, "incarnation": incarnation, "secret": secret}
+        self._tls = tls
         self._interval_s = interval_s
         self._tasks: dict[Place, asyncio.Task[None]] = {}
 
@@ -60,7 +63,7 @@ class UsageCollector:
         # Not `while True`: asyncio.wait_for (psycopg uses it) may swallow a cancellation on Python 3.11.
         while place in self._tasks:
             try:
-                async with peer_open(address, **self._greeting) as peer:
+                async with peer_open(address, **self._greeting, tls=self._tls) as peer:
                     if peer.incarnation != incarnation:
                         raise PeerLost(f"{address} is another process than the dispatcher knows")
                     while place in self._tasks:

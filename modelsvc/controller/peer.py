@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gpuworker.wire.connection import Connection, connect
+from gpuworker.wire.dispatchers import Dispatchers
 from gpuworker.wire.messages import (
     DEAD_MS,
     HEARTBEAT_MS,
@@ -15,6 +16,7 @@ from gpuworker.wire.messages import (
     Refusal,
     Welcome,
 )
+from gpuworker.wire.tls import WireTls
 
 GREETING_TIMEOUT_S = 5.0
 _MAX_UNREAD = 64  # a peer answers one request at a time, or sends a state twice a second
@@ -55,8 +57,13 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer_open(address: str, *, name: str, incarnation: str, secret: str) -> AsyncIterator[Peer]:
-    """Connect and greet as a controller. Raises PeerLost, here and later."""
+async def peer_open(
+    address: str | Dispatchers, *, name: str, incarnation: str, secret: str, tls: WireTls | None = None
+) -> AsyncIterator[Peer]:
+    """Connect to a worker, or to the dispatcher that is next, and greet as a controller. Raises PeerLost,
+    here and later."""
+    dispatchers = address if isinstance(address, Dispatchers) else None
+    target = address if isinstance(address, str) else address.address
     unread: asyncio.Queue[AnyMessage | PeerLost] = asyncio.Queue()
 
     def received(connection: Connection, message: AnyMessage) -> None:
@@ -70,17 +77,25 @@ async def peer_open(address: str, *, name: str, incarnation: str, secret: str) -
         unread.put_nowait(PeerLost(cause))
 
     try:
-        connection = await connect(address, received, closed)
-    except OSError as error:
-        raise PeerLost(f"{address}: {error}") from error
+        async with asyncio.timeout(GREETING_TIMEOUT_S):
+            connection = await connect(
+                target, received, closed, tls=tls, role="dispatcher" if dispatchers else "worker"
+            )
+    except OSError as error:  # TimeoutError is one
+        raise PeerLost(f"{target}: {error}") from error
     peer = Peer(connection, unread)
     try:
         peer.send(
             Hello(
-                version=PROTOCOL_VERSION, role="controller", id=name, incarnation=incarnation, secret=secret
+                version=PROTOCOL_VERSION,
+                role="controller",
+                id=name,
+                incarnation=incarnation,
+                secret=secret,
+                term=dispatchers.term if dispatchers else 0,
             )
         )
-        peer.incarnation = await _welcome(peer, address)
+        peer.incarnation = await _welcome(peer, target, dispatchers)
         beating = asyncio.create_task(peer.keep_alive())
         try:
             yield peer
@@ -90,14 +105,18 @@ async def peer_open(address: str, *, name: str, incarnation: str, secret: str) -
         connection.close()
 
 
-async def _welcome(peer: Peer, address: str) -> str:
+async def _welcome(peer: Peer, address: str, dispatchers: Dispatchers | None) -> str:
     try:
         async with asyncio.timeout(GREETING_TIMEOUT_S):
             answer = await peer.receive()
     except TimeoutError as error:
         raise PeerLost(f"{address}: no answer to the greeting") from error
     if isinstance(answer, Refusal):
+        if dispatchers is not None:
+            dispatchers.refused(answer)
         raise PeerLost(f"{address}: refused: {answer.code}: {answer.message}")
     if not isinstance(answer, Welcome):
         raise PeerLost(f"{address}: answered the greeting with {type(answer).__name__}")
+    if dispatchers is not None and (refusal := dispatchers.welcomed(answer)):
+        raise PeerLost(f"{address}: {refusal}")
     return answer.incarnation

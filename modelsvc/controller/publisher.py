@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 from channels.layers import BaseChannelLayer
@@ -19,6 +20,7 @@ from modelsvc.fleet_contracts import (
     FLEET_KEY_TTL_S,
     HISTORY_POINTS,
     HISTORY_TTL_S,
+    DeploymentView,
 )
 
 PUBLISH_TIMEOUT_S = 2.0
@@ -44,11 +46,11 @@ class FleetPublisher:
     def __init__(self, layer: BaseChannelLayer, valkey: Redis) -> None:
         self._layer = layer
         self._valkey = valkey
-        self._newest: FleetState | None = None
+        self._newest: tuple[FleetState, Sequence[DeploymentView]] | None = None
         self._arrived = asyncio.Event()
 
-    def offer(self, state: FleetState) -> None:
-        self._newest = state
+    def offer(self, state: FleetState, deployments: Sequence[DeploymentView] = ()) -> None:
+        self._newest = state, deployments
         self._arrived.set()
 
     async def run(self) -> None:
@@ -59,13 +61,13 @@ class FleetPublisher:
             assert self._newest is not None
             try:
                 async with asyncio.timeout(PUBLISH_TIMEOUT_S):
-                    await self._publish(self._newest)
+                    await self._publish(*self._newest)
                 backoff.succeeded()
             except (RedisError, OSError) as error:  # OSError covers the timeout, too
                 await backoff.failed(error)
 
-    async def _publish(self, state: FleetState) -> None:
-        document = state_document(state)
+    async def _publish(self, state: FleetState, deployments: Sequence[DeploymentView]) -> None:
+        document = state_document(state, deployments)
         async with self._valkey.pipeline(transaction=False) as pipeline:
             pipeline.set(FLEET_KEY, msgspec.json.encode(document), ex=FLEET_KEY_TTL_S)
             pipeline.eval(
@@ -82,9 +84,10 @@ class FleetPublisher:
         await self._layer.group_send(FLEET_GROUP, {"type": "fleet.state", "state": document})
 
 
-def state_document(state: FleetState) -> dict[str, object]:
-    """The state by field names; on the wire it is an array."""
-    return {name: msgspec.to_builtins(getattr(state, name)) for name in state.__struct_fields__}
+def state_document(state: FleetState, deployments: Sequence[DeploymentView] = ()) -> dict[str, object]:
+    """A FleetSnapshot: the state by field names, which is an array on the wire."""
+    fields = {name: msgspec.to_builtins(getattr(state, name)) for name in state.__struct_fields__}
+    return {**fields, "deployments": msgspec.to_builtins(deployments)}
 
 
 def history_point(state: FleetState) -> dict[str, object]:

@@ -14,8 +14,10 @@ from billing.presence import Presence
 from billing.reaper import reap
 from gpuworker.wire.messages import FleetState, new_incarnation
 from gpuworker.wire.tasks import tasks_end
+from gpuworker.wire.tls import WireTls
 from modelsvc.controller.backoff import Backoff
 from modelsvc.controller.collector import COLLECT_INTERVAL_S, Pool, UsageCollector
+from modelsvc.controller.deployments import DeploymentWatch
 from modelsvc.controller.fleet import fleet_follow
 from modelsvc.controller.levels import LevelWatch
 from modelsvc.controller.publisher import FleetPublisher
@@ -35,6 +37,7 @@ class ControllerSettings:
     wire_secret: str
     database_url: str
     redis_url: str
+    tls: WireTls | None = None
     name: str = "controller"
     reap_interval_s: float = REAP_INTERVAL_S
     collect_interval_s: float = COLLECT_INTERVAL_S
@@ -61,14 +64,16 @@ async def controller_run(
     )
     async with pool, Redis.from_url(settings.redis_url) as valkey, asyncio.TaskGroup() as group:
         publisher = FleetPublisher(layer, valkey)
-        levels = LevelWatch(settings.name)
-        collector = UsageCollector(pool, group, interval_s=settings.collect_interval_s, **greeting)
+        levels, deployments = LevelWatch(settings.name), DeploymentWatch()
+        collector = UsageCollector(
+            pool, group, interval_s=settings.collect_interval_s, tls=settings.tls, **greeting
+        )
 
         def observe(state: FleetState) -> None:
             gateways.observe((gateway.incarnation for gateway in state.gateways), now_s())
             workers.observe((worker.incarnation for worker in state.workers), now_s())
             collector.workers_set(state.workers)
-            publisher.offer(state)
+            publisher.offer(state, deployments.observe(state, now_s()))
             levels.observe(state)
 
         async def reap_regularly() -> None:
@@ -86,9 +91,12 @@ async def controller_run(
                     await backoff.failed(error)
 
         running = [
-            group.create_task(fleet_follow(settings.dispatch_address, on_state=observe, **greeting)),
+            group.create_task(
+                fleet_follow(settings.dispatch_address, on_state=observe, tls=settings.tls, **greeting)
+            ),
             group.create_task(publisher.run()),
             group.create_task(levels.run()),
+            group.create_task(deployments.run()),
             group.create_task(reap_regularly()),
         ]
         await stop.wait()

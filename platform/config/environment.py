@@ -36,11 +36,25 @@ def spool_dir() -> Path:
 
 
 def dispatch_address() -> str:
+    """Of the dispatcher; several, separated by commas, where others stand by."""
     return _required("SLUICE_DISPATCH", "dispatcher address, unix:/path or tcp://host:port")
+
+
+def dispatch_addresses() -> tuple[str, ...]:
+    """Of all dispatchers; none where the setting is absent."""
+    return tuple(dict.fromkeys(_list("SLUICE_DISPATCH")))
 
 
 def wire_secret() -> str:
     return _required("SLUICE_WIRE_SECRET", "shared secret of gateways, dispatcher, workers and controller")
+
+
+def wire_tls_files() -> tuple[str, str, str]:
+    """PEM files of this process's certificate, its key, and the authority, for TLS between processes: all or
+    none (`gpuworker.wire.tls`)."""
+    names = ("SLUICE_WIRE_TLS_CERT", "SLUICE_WIRE_TLS_KEY", "SLUICE_WIRE_TLS_CA")
+    certificate, key, authority = (os.environ.get(name, "") for name in names)
+    return certificate, key, authority
 
 
 def gateway_id() -> str:
@@ -122,6 +136,14 @@ def default_model_aliases() -> frozenset[str]:
 def allowed_origins() -> frozenset[str]:
     """Origins (`https://app.example`) whose pages may open `/v1/stream`, beside the site's own."""
     return frozenset(_list("SLUICE_ALLOWED_ORIGINS"))
+
+
+def drain_s() -> int:
+    """How long a gateway that stops lets its streams run: its server's graceful timeout says the same."""
+    text = os.environ.get("SLUICE_DRAIN_S", "10")
+    if not re.fullmatch(r"\d{1,4}", text) or int(text) < 3:
+        raise ValueError(f"SLUICE_DRAIN_S must be whole seconds from 3 to 9999, got {text!r}")
+    return int(text)
 
 
 def debug() -> bool:

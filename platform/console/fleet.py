@@ -17,7 +17,7 @@ CHART_SERIES = {
     "queued": ["Interactive", "Batch"],
 }
 NOTHING = "\N{EN DASH}"
-TONES = {"ready": "ok", "suspect": "warn", "draining": "info"}
+TONES = {"warming": "info", "ready": "ok", "suspect": "warn", "draining": "info"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def _absent(workers: list[WorkerView]) -> str:
         return "none connected"
     others = [
         f"{number} {state}"
-        for state in ("suspect", "draining")
+        for state in ("warming", "suspect", "draining")
         if (number := sum(worker.state == state for worker in workers))
     ]
     return ", ".join(others) or "all answering"

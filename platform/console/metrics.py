@@ -18,9 +18,15 @@ Figure = Callable[[WorkerView], float]
 _COUNTERS: list[tuple[str, str, Figure]] = [
     ("preemptions", "Sequences that had to give up their KV blocks", lambda w: w.preemptions),
     ("swaps", "Of these, to host memory", lambda w: w.swaps),
+    (
+        "usage_mismatches",
+        "Requests whose upstream counted otherwise than the worker did",
+        lambda w: w.usage_mismatches,
+    ),
 ]
 _GAUGES: list[tuple[str, str, Figure]] = [
     ("ready", "1 while the worker answers and takes new work", lambda w: w.state == "ready"),
+    ("full", "1 while it takes nothing, e.g. because its upstream does not answer", lambda w: w.full),
     ("running", "Sequences holding KV blocks", lambda w: w.running),
     ("waiting", "Sequences accepted, not yet holding KV blocks", lambda w: w.waiting),
     ("paused", "Sequences left out of the last step, their KV kept", lambda w: w.paused),
@@ -54,6 +60,13 @@ class FleetCollector(Collector):
         for (model, klass), depth in depths.items():
             queued.add_metric([model, klass], depth)
         yield queued
+        for name, documentation in (("wanted", "Replicas that are to run"), ("ready", "Of these, do")):
+            replicas = GaugeMetricFamily(
+                f"sluice_deployment_{name}", documentation, labels=["model", "digest", "role"]
+            )
+            for view in snapshot.deployments:
+                replicas.add_metric([view.model, view.digest, view.role], getattr(view, name))
+            yield replicas
         age_s = max(0, self._now_ms - snapshot.at_ms) / 1000
         yield GaugeMetricFamily("sluice_fleet_age_seconds", "Age of all these figures", value=age_s)
 

@@ -4,10 +4,11 @@ import os
 import ssl
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from config import environment
 from devservices.child import ProcessSpec
 from devservices.paths import run_folder, socket_path
 from devservices.state import UpSettings
@@ -15,18 +16,35 @@ from devservices.state import UpSettings
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_HOST_BLOCKS = 256  # of 360 KiB each
 DEMO_TARGET_ITL_MS = 100  # of a small model on a few cores; a worker's own default is for accelerators
-DRAIN_S = 10  # the gateway ends what is left two seconds before: gateway.limits.Limits.drain_s
+GATEWAY_ID = "gateway-0"
+
+MAX_DISPATCHERS = 4
+
+
+def dispatcher_name(number: int) -> str:
+    return f"dispatcher-{number}" if number else "dispatcher"
+
 
 # First to stop comes first: no new work, then those who do it, then what they stand on.
 STOP_STAGES = (
     ("gateway",),
     tuple(f"worker-{number}" for number in range(64)),
     ("controller",),
-    ("dispatcher",),
+    tuple(dispatcher_name(number) for number in range(MAX_DISPATCHERS)),
     ("beat", "celery"),
     ("valkey",),
     ("postgres",),
 )
+
+
+def upstream_process(name: str) -> str:
+    return f"upstream-{name}"
+
+
+def stop_stages(upstreams: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """With the workers of these upstream servers beside the others."""
+    return (STOP_STAGES[0], (*STOP_STAGES[1], *map(upstream_process, upstreams)), *STOP_STAGES[2:])
+
 
 _PASSED_ON = (
     "PATH",
@@ -59,7 +77,12 @@ class Stack:
 
     @property
     def dispatch_address(self) -> str:
-        return f"unix:{socket_path(run_folder(self.settings.state), 'dispatch.sock')}"
+        """Of all, separated by commas."""
+        return ",".join(self._dispatch_address(number) for number in range(self.settings.dispatchers))
+
+    def _dispatch_address(self, number: int) -> str:
+        name = f"dispatch-{number}.sock" if number else "dispatch.sock"
+        return f"unix:{socket_path(run_folder(self.settings.state), name)}"
 
     def migrate(self) -> ProcessSpec:
         return self._manage("migrate", ["migrate", "--database", "owner", "--verbosity", "1"], owner=True)
@@ -73,8 +96,15 @@ class Stack:
     def seed(self, result: Path) -> ProcessSpec:
         return self._manage("seed", ["seed", "--json-out", str(result)])
 
-    def dispatcher(self) -> ProcessSpec:
-        return self._spec("dispatcher", ["-m", "dispatch"], self._wire())
+    def dispatchers(self) -> list[ProcessSpec]:
+        """Where there are several, they share a lease in Valkey."""
+        several = {"REDIS_URL": self.redis_url} if self.settings.dispatchers > 1 else {}
+        specs = []
+        for number in range(self.settings.dispatchers):
+            name = dispatcher_name(number)
+            arguments = ["-m", "dispatch", "--id", name, "--listen", self._dispatch_address(number)]
+            specs.append(self._spec(name, arguments, self._wire() | several))
+        return specs
 
     def controller(self) -> ProcessSpec:
         return self._manage("controller", ["controller"])
@@ -86,8 +116,20 @@ class Stack:
         arguments = ["-m", "gpuworker", "--id", name, "--dispatch", self.dispatch_address, "--listen", listen]
         arguments += ["--weights", str(self.settings.weights / digest), "--model", slug]
         arguments += ["--spool", str(self._spool(name)), "--threads", str(threads)]
+        arguments += ["--gateway", GATEWAY_ID]
         arguments += ["--target-itl-ms", str(DEMO_TARGET_ITL_MS), "--host-kv-blocks", str(DEMO_HOST_BLOCKS)]
         return self._spec(name, arguments, self._wire())
+
+    def upstreams(self) -> ProcessSpec:
+        """Prints the names of upstream servers that are to have a worker."""
+        return self._manage("upstreams", ["upstream", "list", "--enabled"])
+
+    def upstream_worker(self, name: str) -> ProcessSpec:
+        """Of a server of somebody else's; it alone is told that server's key."""
+        process = upstream_process(name)
+        listen = f"unix:{socket_path(run_folder(self.settings.state), f'{process}.sock')}"
+        arguments = ["upstream_worker", name, "--listen", listen, "--spool", str(self._spool(process))]
+        return self._manage(process, [*arguments, "--gateway", GATEWAY_ID])
 
     def celery(self) -> ProcessSpec:
         arguments = ["-m", "celery", "-A", "config", "worker", "--loglevel", "INFO", "--concurrency", "1"]
@@ -99,7 +141,7 @@ class Stack:
         )
 
     def gateway(self) -> ProcessSpec:
-        port = str(self.settings.port)
+        port, drain_s = str(self.settings.port), environment.drain_s()
         arguments = ["-m", "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--port", port]
         arguments += ["--loop", "uvloop", "--http", "gateway.http.protocol:BoundedHttpProtocol"]
         arguments += [
@@ -107,18 +149,19 @@ class Stack:
             "gateway.websocket.server_protocol:BoundedWebSocketProtocol",
             "--no-server-header",
         ]
-        arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(DRAIN_S), "--backlog", "4096"]
+        arguments += ["--no-access-log", "--timeout-graceful-shutdown", str(drain_s), "--backlog", "4096"]
         arguments += self.settings.front_door.uvicorn_arguments()
         chosen = {name: os.environ[name] for name in _GATEWAY_PASSED_ON if name in os.environ}
-        environment = self._django() | {
+        environ = self._django() | {
             **_GATEWAY_DEFAULTS,
             **chosen,
-            "SLUICE_GATEWAY_ID": "gateway-0",
+            "SLUICE_GATEWAY_ID": GATEWAY_ID,
+            "SLUICE_DRAIN_S": str(drain_s),
             "SLUICE_SPOOL": str(self._spool("gateway-0")),
             "SLUICE_DB_GATEWAY": self.roles["gateway"],
         }
         return self._spec(
-            "gateway", arguments, environment, stop_timeout_s=DRAIN_S + 5.0, ready_timeout_s=300.0, probe=True
+            "gateway", arguments, environ, stop_timeout_s=drain_s + 5.0, ready_timeout_s=300.0, probe=True
         )
 
     # -- inner parts --------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class UpSettings:
     database_url: str | None
     redis_url: str | None
     front_door: FrontDoor = field(default_factory=FrontDoor)
+    dispatchers: int = 1  # one is active
 
     @property
     def base_url(self) -> str:
@@ -51,6 +52,7 @@ def up_settings(environment: dict[str, str]) -> UpSettings:
         database_url=_url(environment, "DATABASE_URL", ("postgresql", "postgres")),
         redis_url=_url(environment, "REDIS_URL", ("redis", "rediss")),
         front_door=_front_door(environment),
+        dispatchers=_number(environment, "SLUICE_DISPATCHERS", default=1, least=1, most=4),
     )
 
 

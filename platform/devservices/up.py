@@ -24,7 +24,7 @@ from devservices.processes import ServerError
 from devservices.roles import ROLES, RolesError, bootstrap
 from devservices.selfcheck import SelfCheckFailed, self_check
 from devservices.snippets import ready_text
-from devservices.stack import STOP_STAGES, Stack
+from devservices.stack import Stack, stop_stages
 from devservices.state import (
     UpError,
     UpSettings,
@@ -89,6 +89,7 @@ class _Up:
         self.roles: dict[str, str] = {}
         self.seeded: dict[str, Any] = {}
         self.model = ""
+        self.upstreams: list[str] = []
         self.began = time.monotonic()
         self.run_folder = run_folder(settings.state)
         self.supervisor = Supervisor(on_change=self._demo_update, report=say, keep_open=[lock])
@@ -110,7 +111,7 @@ class _Up:
         finally:
             if not self.hurry.is_set():
                 say("stopping (Ctrl-C again to hurry)")
-            await self.supervisor.stop(STOP_STAGES, self.hurry)
+            await self.supervisor.stop(stop_stages(self.upstreams), self.hurry)
             for server in self.servers:
                 server.release()
             shutil.rmtree(self.run_folder, ignore_errors=True)
@@ -152,9 +153,14 @@ class _Up:
         imported = await self._step("model", supervisor.run_once(stack.model_import(), shown=True))
         self.model, digest = imported.split()[-2:]
         self.seeded = await self._seed(stack)
-        await self._step("dispatcher", supervisor.start(stack.dispatcher()))
+        for spec in stack.dispatchers():
+            await self._step(spec.name, supervisor.start(spec))
         for number in range(settings.workers):
             await self._step(f"worker-{number}", supervisor.start(stack.worker(number, self.model, digest)))
+        self.upstreams = (await supervisor.run_once(stack.upstreams())).split()
+        for name in self.upstreams:
+            spec = stack.upstream_worker(name)
+            await self._step(spec.name, supervisor.start(spec))
         for spec in (stack.controller(), stack.celery(), stack.beat()):
             await self._step(spec.name, supervisor.start(spec))
         say("  waiting for the gateway and the first worker")

@@ -3,10 +3,10 @@
 from dispatch.members import Members
 from dispatch.requests import Request
 from gpuworker.wire.messages import Ended, Placed
+from policy.model_queue import ModelQueue
 from policy.waiting import Refusal
 
 NO_REPLICA_RETRY_MS = 10_000
-LATE_RETRY_MS = 5_000
 
 
 class Answers:
@@ -29,11 +29,12 @@ class Answers:
             ),
         )
 
-    def late(self, request: Request, now_ms: float) -> None:
+    def late(self, request: Request, queue: ModelQueue, now_ms: float) -> None:
         """It cannot start in time any more: for its own deadline, or for how long such requests wait."""
         message = f"waited {now_ms - request.arrived_ms:.0f} ms in the queue"
-        if request.start_by_ms < request.deadline_ms:
-            self.ended(request, "deadline_unmeetable", message, retry_after_ms=LATE_RETRY_MS)
+        if request.start_by_ms < request.deadline_ms and request.waiting is not None:
+            retry_after_ms = queue.retry_after_ms(request.waiting, now_ms)
+            self.ended(request, "deadline_unmeetable", message, retry_after_ms=retry_after_ms)
         else:
             self.ended(request, "deadline_exceeded", message)
 

@@ -10,6 +10,7 @@ from dispatch.announcing import Announcing
 from dispatch.answers import Answers
 from dispatch.fleet import Peer
 from dispatch.joining import Joining
+from dispatch.leads import NO_LEADS, Leads
 from dispatch.limits import Limits
 from dispatch.members import Members
 from dispatch.placing import Placing
@@ -18,14 +19,18 @@ from dispatch.submitting import Submitting
 from dispatch.versions import Version, Versions
 from dispatch.views import fleet_state
 from gpuworker.wire.messages import Cancel, FleetState, Hello, Refused, Report, Submit
+from policy.flow import Flow
 
 
 class Dispatcher:
     """One dispatcher. Methods mirror the messages; `tick` must be called every HEARTBEAT_MS."""
 
-    def __init__(self, limits: Limits, prefix_secret: bytes, now_ms: float, rng: Random) -> None:
+    def __init__(
+        self, limits: Limits, prefix_secret: bytes, now_ms: float, rng: Random, leads: Leads = NO_LEADS
+    ) -> None:
+        """`leads`: of the dispatcher that it follows."""
         self._members = members = Members(limits, now_ms)
-        self._versions = versions = Versions(limits, rng)
+        self._versions = versions = Versions(limits, rng, leads)
         self._answers = answers = Answers(members)
         self._joining = Joining(limits, prefix_secret, members, versions, answers, now_ms)
         self._submitting = Submitting(limits, members, versions, answers)
@@ -76,7 +81,10 @@ class Dispatcher:
         self._serve(self._reporting.report(incarnation, report, now_ms), now_ms)
 
     def refused(self, incarnation: str, refused: Refused, now_ms: float) -> None:
-        self._serve(self._reporting.refused(incarnation, refused, now_ms), now_ms)
+        version = self._reporting.refused(incarnation, refused, now_ms)
+        if refused.digest and refused.digest != self._members.workers[incarnation].hello.digest:
+            self._joining.worker_lost(incarnation, f"holds {refused.digest}, which is not what it said")
+        self._serve(version, now_ms)
 
     # -- time ---------------------------------------------------------------------------------------------
 
@@ -100,6 +108,10 @@ class Dispatcher:
             self._announcing.shares_tell(version, now_ms)
 
     # -- observing ----------------------------------------------------------------------------------------
+
+    def leads(self) -> dict[str, dict[Flow, int]]:
+        """Of each version's flows, for the dispatcher that follows."""
+        return {version.digest: version.queue.leads() for version in self._versions}
 
     def fleet_state(self, now_ms: float, unix_ms: int) -> FleetState:
         self._fleet_seq += 1

@@ -8,6 +8,7 @@ from dispatch.prefixes import PrefixIndex
 from dispatch.requests import Request
 from gpuworker.wire.messages import (
     DEAD_MS,
+    HEARTBEAT_MS,
     SUSPECT_MS,
     AnyMessage,
     Capacity,
@@ -56,9 +57,11 @@ class Worker:
     peer: Peer
     heard_ms: float
     prefixes: PrefixIndex
+    reported_ms: float = 0.0  # when it sent its last report
     paused_until_ms: float = 0.0  # it said that it is full
     report: Report | None = None
     cost: StepCost | None = None  # of its steps, as it measured it
+    is_doubted: bool = False  # a gateway lost it: it gets nothing before it is heard of again
     draining: bool = False  # it said that it stops; it gets nothing more
     takes_more: bool = False  # as the queue of its version was told: see `may_take`
     placed: dict[RowKey, Request] = field(default_factory=dict)
@@ -75,7 +78,8 @@ class Worker:
         return self.hello.serves != PREFILL
 
     def is_dead(self, now_ms: float) -> bool:
-        return now_ms - self.heard_ms > DEAD_MS
+        """Asked with every heartbeat, of which the next one would be too late."""
+        return now_ms + HEARTBEAT_MS - self.heard_ms > DEAD_MS
 
     def is_silent(self, now_ms: float) -> bool:
         return now_ms - self.heard_ms > SUSPECT_MS
@@ -84,7 +88,10 @@ class Worker:
         return self.report is None or self.is_silent(now_ms)
 
     def may_take(self, now_ms: float) -> bool:
-        return not self.draining and not self.is_suspect(now_ms) and now_ms >= self.paused_until_ms
+        is_full = self.report is not None and (self.report.full or self.report.warming)
+        if self.draining or is_full or self.is_doubted:
+            return False
+        return not self.is_suspect(now_ms) and now_ms >= self.paused_until_ms
 
     def sent(self, request: Request, helper: "Worker | None") -> None:
         """A Run went out; its prompt is computed here, or by `helper`."""
@@ -119,7 +126,8 @@ class Worker:
                 helper.pending_tokens -= request.prompt_tokens
 
     def reported(self, report: Report, now_ms: float) -> None:
-        self.report, self.heard_ms = report, now_ms
+        self.report, self.heard_ms, self.reported_ms = report, now_ms, now_ms
+        self.is_doubted = False
         if len(report.cost) == _COSTS:
             self.cost = StepCost(*report.cost)
         self.draining = self.draining or report.draining
@@ -153,6 +161,7 @@ class Worker:
             row_limit=report.row_limit if report else 0,
             cost=self.cost,
             takes_more=self.takes_more,
+            reported_ms=self.reported_ms,
         )
 
     def prefill_replica(self) -> PrefillReplica:
@@ -177,7 +186,7 @@ class Worker:
             model=hello.model,
             digest=hello.digest,
             address=hello.address,
-            state="draining" if self.draining else "suspect" if self.is_suspect(now_ms) else "ready",
+            state=self._state(now_ms),
             running=report.running if report else 0,
             waiting=report.waiting if report else 0,
             pending_prefill_tokens=report.pending_prefill_tokens if report else 0,
@@ -195,7 +204,17 @@ class Worker:
             swaps=report.swaps if report else 0,
             paused=report.paused if report else 0,
             preemptions_per_min=report.preemptions_per_min if report else 0.0,
+            full=report.full if report else False,
+            usage_mismatches=report.usage_mismatches if report else 0,
+            epoch=hello.epoch,
         )
+
+    def _state(self, now_ms: float) -> str:
+        if self.draining:
+            return "draining"
+        if self.is_suspect(now_ms):
+            return "suspect"
+        return "warming" if self.report is not None and self.report.warming else "ready"
 
 
 @dataclass(slots=True, eq=False)

@@ -60,10 +60,12 @@ class Joining:
         assert hello.capacity is not None
         for other in [w for w in self._workers.values() if w.hello.id == hello.id]:
             self.worker_lost(other.hello.incarnation, "replaced by a newer connection")
-        prefixes = PrefixIndex(self._prefix_secret, hello.digest, hello.kv_dtype)
+        version = self._versions.add(hello.digest, hello.model, now_ms)
+        prefixes = PrefixIndex(
+            self._prefix_secret, hello.digest, hello.kv_dtype, hello.incarnation, version.queue.prefixes
+        )
         worker = Worker(hello, hello.capacity, peer, now_ms, prefixes)
         self._workers[hello.incarnation] = worker
-        version = self._versions.add(hello.digest, hello.model, now_ms)
         rows = dict(zip(hello.running, hello.choices or [1] * len(hello.running), strict=True))
         adopted = [self._adopt(worker, row, choices, now_ms) for row, choices in rows.items()]
         if worker.takes_rows:
@@ -83,14 +85,14 @@ class Joining:
         gateway = self._gateways.get(row.gateway)
         known = gateway.rows.get(row) if gateway else None
         if now_ms > self._trusted_until_ms or (known and known.worker):
-            worker.peer.send(CancelRow(row=row, reason="error"))
+            worker.peer.send(CancelRow(row=row, reason="moved"))
             return None
         if gateway is None:  # it has not come back yet: what it says about the row must find it
             gateway = Gateway("", row.gateway, Absent(), now_ms, lost_ms=self._trusted_until_ms)
             self._gateways[row.gateway] = gateway
-        if known:
-            self._versions.unqueue(known)
-        request = Request(row, None, now_ms, float("inf"), worker=worker.hello.incarnation, prefilled=True)
+        request = known or Request(row, None, now_ms, float("inf"))
+        self._versions.unqueue(request)
+        request.worker, request.prefilled = worker.hello.incarnation, True
         request.adopted_choices = max(1, choices)
         worker.add(request)
         gateway.rows[row] = request
@@ -104,6 +106,7 @@ class Joining:
             return
         logger.warning("worker %s lost with %d rows: %s", worker.hello.id, len(worker.placed), cause)
         worker.peer.abort(cause)
+        worker.prefixes.gone()
         for request in worker.lost():
             if gateway := self._gateways.get(request.row.gateway):
                 gateway.release(request)

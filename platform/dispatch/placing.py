@@ -21,7 +21,7 @@ class Placing:
         """Whatever changed. Nothing whose deadline cannot be met reaches a replica."""
         version.replicas_refresh(now_ms)
         for waiting in version.queue.expired(now_ms):
-            self._answers.late(request_of(waiting), now_ms)
+            self._answers.late(request_of(waiting), version.queue, now_ms)
         while placement := version.queue.take(now_ms):
             self._run(version, placement, now_ms)
 

@@ -10,6 +10,7 @@ from policy.flow import Flow
 
 # Refusals that another moment or another replica may cure; anything else ends the request.
 _RETRYABLE_REFUSALS = ("capacity", "draining", "misrouted")
+MISROUTED_MOST = 3  # then whoever sends it there will not learn
 
 
 class Reporting:
@@ -29,9 +30,10 @@ class Reporting:
             for work in report.work:
                 version.queue.worked(incarnation, Flow(work.tenant, work.klass), work.total_us)
         worker.reported(report, now_ms)
+        cut = frozenset(report.cut)
         for row in report.ended:
             if request := worker.remove(row):
-                self._forget(request, version, now_ms)
+                self._forget(request, version, now_ms, was_cut=row in cut)
         if version is not None and worker.takes_rows:
             version.replica_update(worker, now_ms)
         return version
@@ -46,12 +48,16 @@ class Reporting:
         if version is None or request is None:
             return version
         waiting = request.waiting if self._is_wanted(request) else None
-        if refused.code in _RETRYABLE_REFUSALS and waiting is not None and not request.cancel_reason:
+        request.misrouted += refused.code == "misrouted"
+        may_retry = refused.code in _RETRYABLE_REFUSALS and request.misrouted < MISROUTED_MOST
+        if request.waiting is not None:  # nothing was computed: what it was charged is given back
+            version.queue.requeue(request.waiting, now_ms)
+        if may_retry and waiting is not None and not request.cancel_reason:
             worker.paused_until_ms = now_ms + REFUSAL_PAUSE_MS
             request.worker, request.prefilled = "", False
-            version.queue.requeue(waiting, now_ms)
         else:
-            self._forget(request, version, now_ms)
+            version.queue.remove(request)
+            self._forget(request, version, now_ms, was_cut=True)
             if waiting is not None and request.cancel_reason:
                 self._answers.ended(request, request.cancel_reason, "cancelled before it ran")
             elif waiting is not None:
@@ -65,9 +71,9 @@ class Reporting:
         gateway = self._gateways.get(request.row.gateway)
         return gateway is not None and gateway.rows.get(request.row) is request
 
-    def _forget(self, request: Request, version: Version | None, now_ms: float) -> None:
+    def _forget(self, request: Request, version: Version | None, now_ms: float, *, was_cut: bool) -> None:
         if gateway := self._gateways.get(request.row.gateway):
             gateway.release(request)
         if version is not None:
-            was_cut = bool(request.cancel_reason) or now_ms >= request.deadline_ms
+            was_cut = was_cut or bool(request.cancel_reason) or now_ms >= request.deadline_ms
             version.queue.ended(request, now_ms, was_cut=was_cut)

@@ -24,6 +24,7 @@ class Request:
     prefilled: bool = False
     adopted_choices: int = 1  # of one without a submit, as its worker says
     cancel_reason: str = ""  # its gateway does not want it any more; the worker was told
+    misrouted: int = 0  # workers that held something else, or were another process
 
     @property
     def prompt_tokens(self) -> int:
@@ -43,7 +44,7 @@ def request_make(row: RowKey, submit: Submit, limits: Limits, now_ms: float) -> 
     return Request(row, submit, now_ms - waited_ms, now_ms + left_ms, start_by_ms)
 
 
-def waiting_make(request: Request, submit: Submit, cached_tokens: int) -> Waiting:
+def waiting_make(request: Request, submit: Submit) -> Waiting:
     """Its key is the request itself: the number of a row may stand for another attempt by then."""
     most_tokens = max(0, submit.max_tokens) * request.choices
     return Waiting(
@@ -53,12 +54,14 @@ def waiting_make(request: Request, submit: Submit, cached_tokens: int) -> Waitin
         arrived_ms=request.arrived_ms,
         deadline_ms=request.start_by_ms,
         prompt_tokens=request.prompt_tokens,
-        cached_tokens=cached_tokens,
+        cached_tokens=0,
         expected_tokens=min(submit.expected_tokens, most_tokens)
         if submit.expected_tokens > 0
         else most_tokens,
         choices=request.choices,
         is_retry=submit.retries > 0 if submit.retries >= 0 else None,
+        whole_by_ms=request.deadline_ms if submit.is_whole else math.inf,
+        was_lost=submit.moves > 0,
     )
 
 

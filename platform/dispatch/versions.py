@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from random import Random
 
 from dispatch.fleet import Worker
+from dispatch.leads import Leads
 from dispatch.limits import Limits
-from dispatch.prefixes import cached_tokens_most
+from dispatch.prefixes import chains_of
 from dispatch.requests import Request
 from gpuworker.wire.messages import Submit
 from policy.flow import CLASSES, Flow
 from policy.model_queue import ModelQueue
+from policy.prefix import Chain
 
 FORGET_MS = 600_000  # until then a request for a version that lost its last replica is refused sooner
 
@@ -37,9 +39,9 @@ class Version:
     def is_waited_for(self) -> bool:
         return any(self.queue.depth(klass) for klass in CLASSES)
 
-    def cached_tokens(self, submit: Submit) -> int:
-        """Prompt tokens that need not be computed, on the replica that holds most of them."""
-        return cached_tokens_most((worker.prefixes for worker in self.holders.values()), submit)
+    def chains(self, submit: Submit) -> tuple[Chain, ...]:
+        """Names of its prompt's prefixes, as the replicas there are name them."""
+        return chains_of((worker.prefixes for worker in self.holders.values()), submit)
 
     def replicas_refresh(self, now_ms: float) -> None:
         """Silence and pauses begin and end without a message."""
@@ -53,11 +55,12 @@ class Version:
 
 
 class Versions:
-    """By digest."""
+    """By digest. `leads` are those of the dispatcher before."""
 
-    def __init__(self, limits: Limits, rng: Random) -> None:
+    def __init__(self, limits: Limits, rng: Random, leads: Leads) -> None:
         self._limits = limits
         self._rng = rng
+        self._leads = dict(leads)
         self._versions: dict[str, Version] = {}
 
     def __iter__(self) -> Iterator[Version]:
@@ -71,6 +74,8 @@ class Versions:
         version = self._versions.get(digest)
         if version is None:
             queue = ModelQueue(self._limits.queue, now_ms, self._rng)
+            if leads := self._leads.pop(digest, None):
+                queue.resume(leads)
             version = self._versions[digest] = Version(digest, model, queue)
         version.model = model
         return version

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from policy.flow import Flow
 from policy.placement import Replica, blocks_needed, placement_choose
+from policy.router_index import PrefixHolders
 from policy.shares import VirtualTime
 from policy.waiting import LevelChange, Placement, Refusal, Waiting
 
@@ -20,6 +21,8 @@ PROMPT_TOKEN_MS = 0.1  # charged when a prompt is placed; what was really used f
 class Queue(Protocol):
     @property
     def level(self) -> int: ...
+    @property
+    def prefixes(self) -> PrefixHolders: ...
     def submit(self, waiting: Waiting, now_ms: float) -> Refusal | None: ...
     def requeue(self, waiting: Waiting, now_ms: float) -> None: ...
     def take(self, now_ms: float) -> Placement | None: ...
@@ -43,6 +46,7 @@ class PlainQueue:
 
     def __init__(self, *, is_fair: bool) -> None:
         self._is_fair = is_fair
+        self.prefixes = PrefixHolders()  # it hears of them and does not care
         self._waiting: dict[Flow, deque[Waiting]] = {}
         self._placed: dict[Hashable, Placement] = {}
         self._replicas: dict[str, Replica] = {}

@@ -19,6 +19,7 @@ from fleetsim.request import EXPIRED, FAILED, REFUSED, SERVED, Request
 from fleetsim.rows import Row
 from policy.flow import Flow
 from policy.output_estimate import OutputEstimates
+from policy.prefix import Chain
 from policy.waiting import LevelChange, Refusal, Waiting
 
 TICK_US = 250_000  # of the queue's own time, and of the replicas' heartbeats
@@ -96,6 +97,7 @@ class Fleet:
 
     def _enqueue(self, request: Request) -> Refusal | None:
         now_ms, arrival = self.engine.now_ms, request.arrival
+        chains = (Chain(arrival.prefix),) if arrival.prefix else ()
         waiting = Waiting(
             key=request.number,
             flow=request.flow,
@@ -103,9 +105,10 @@ class Fleet:
             arrived_ms=now_ms,
             deadline_ms=request.deadline_us / 1000,
             prompt_tokens=arrival.prompt_tokens,
-            cached_tokens=0,
+            cached_tokens=self.queue.prefixes.most(chains, now_ms),
             expected_tokens=self._estimates.expected(arrival.tenant, self.model, arrival.max_tokens),
             is_retry=request.tries > 1,
+            chains=chains,
         )
         refusal = self.queue.submit(waiting, now_ms)
         if refusal is None:
@@ -179,7 +182,8 @@ class Fleet:
         if replica.has_work:
             self._step(member)
         if end.prefilled or end.ended or pending != replica.memory.pending_tokens:
-            self.engine.at(now_us + self._hop_us, self._reported, member, end.prefilled, end.ended)
+            events = replica.memory.cache.take_events()
+            self.engine.at(now_us + self._hop_us, self._reported, member, end.prefilled, end.ended, events)
 
     def _first(self, row: Row) -> None:
         request = self._requests[row.number]
@@ -197,7 +201,9 @@ class Fleet:
         self._estimates.observe(request.arrival.tenant, self.model, row.output_tokens)
         self._decide(request, SERVED)
 
-    def _reported(self, member: Member, prefilled: list[Row], ended: list[Row]) -> None:
+    def _reported(
+        self, member: Member, prefilled: list[Row], ended: list[Row], events: tuple[list[int], list[int]]
+    ) -> None:
         """The queue hears of a step."""
         if not member.is_up:
             return
@@ -206,6 +212,7 @@ class Fleet:
             self.queue.prefilled(row.number)
         for row in ended:
             self.queue.ended(row.number, now_ms)
+        self.queue.prefixes.reported(member.replica.key, *events)
         self.queue.replica_update(member.view())
         self.dispatch()
 

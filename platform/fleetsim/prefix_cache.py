@@ -11,6 +11,8 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._came: dict[int, None] = {}
+        self._went: dict[int, None] = {}
 
     @property
     def tokens(self) -> int:
@@ -28,9 +30,23 @@ class PrefixCache:
 
     def add(self, prefix: tuple[int, ...]) -> None:
         for block in reversed(prefix):  # the beginning is the most shared: it goes last
+            if block not in self._blocks:
+                self._tell(block, self._came, self._went)
             self._blocks[block] = None
             self._blocks.move_to_end(block)
 
     def shrink(self, most_tokens: int) -> None:
         while self._blocks and self.tokens > most_tokens:
-            self._blocks.popitem(last=False)
+            self._tell(self._blocks.popitem(last=False)[0], self._went, self._came)
+
+    def take_events(self) -> tuple[list[int], list[int]]:
+        """Blocks that came and went since the last call."""
+        events = list(self._came), list(self._went)
+        self._came, self._went = {}, {}
+        return events
+
+    def _tell(self, block: int, now: dict[int, None], not_now: dict[int, None]) -> None:
+        if block in not_now:  # nobody heard of that
+            del not_now[block]
+        else:
+            now[block] = None

@@ -30,7 +30,7 @@ class Limits:
     max_pending_bytes: int = 1024 * 1024  # beyond it the stream is cut at once
     slow_reader_s: float = 30.0  # a write that nobody reads
     final_write_s: float = 2.0  # for the error event of a stream that was cut
-    drain_s: float = 10.0  # uvicorn's --timeout-graceful-shutdown: it cancels what is then still served
+    drain_s: float = 10.0  # SLUICE_DRAIN_S: uvicorn's --timeout-graceful-shutdown cancels what is left
     drain_margin_s: float = 2.0  # before that the streams left are ended, with their error event and usage
     settle_s: float = 5.0  # wait for the worker's final counts after a cancel
     worker_unreachable_s: float = 5.0  # no token connection to the replica a request was placed on

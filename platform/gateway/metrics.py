@@ -93,6 +93,7 @@ class Metrics:
         self.replicas_known = self._gauge("replicas_known", "Replicas the dispatcher named")
         self.dispatcher_connected = self._gauge("dispatcher_connected", "1 while the dispatcher is reachable")
         self.snapshot_age = self._gauge("snapshot_age_seconds", "Since keys and routes were last loaded")
+        self.routes_age = self._gauge("routes_age_seconds", "Since routes were last known to be current")
         self.spool_pending_bytes = self._gauge("spool_pending_bytes", "Usage not yet in PostgreSQL")
         self.spool_used_fraction = self._gauge("spool_used_fraction", "Share of the spool's quota in use")
         self.spool_set_aside = self._gauge("spool_set_aside_bytes", "Usage records the ledger refuses so far")

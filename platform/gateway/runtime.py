@@ -158,7 +158,7 @@ class Gateway:
         """What keeps this gateway from serving; empty when it is ready."""
         checks = {
             "snapshot": self.snapshots.current is not None,
-            "dispatcher": self.upstream.dispatcher.is_ready,
+            "dispatcher": self.upstream.is_served,
             "worker": bool(self.upstream.replicas.ready()),
             "spool": not self.spool.refusal,
             "quotas": not self.quotas.is_starting,
@@ -272,6 +272,7 @@ class Gateway:
         metrics.dispatcher_connected.set(upstream.dispatcher.is_ready)
         if snapshot := self.snapshots.current:
             metrics.snapshot_age.set(time.monotonic() - snapshot.loaded_at)
+            metrics.routes_age.set(time.monotonic() - self.snapshots.known_at)
             for slug, route in snapshot.routes.items():
                 metrics.degradation.labels(slug).set(upstream.pressure.level(route.digest))
         self.spool.measure()

@@ -6,6 +6,7 @@ from pathlib import Path
 from config import environment
 from gateway.access.origin import origin_normal
 from gateway.limits import Limits
+from gpuworker.wire.tls import WireTls, tls_load
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Settings:
     redis_url: str = field(repr=False)
     weights: Path
     spool: Path
+    tls: WireTls | None = field(default=None, repr=False)  # of connections to dispatchers and workers
     quota_url: str = field(default="", repr=False)  # where the quotas have a store of their own
     default_model: str = ""  # for requests that name none; empty: they are refused
     default_model_aliases: frozenset[str] = frozenset()  # names that mean it, where no model has them
@@ -30,8 +32,10 @@ def settings_from_environment() -> Settings:
     """Raises MissingSetting, ValueError."""
     return Settings(
         gateway_id=environment.gateway_id(),
+        limits=Limits(drain_s=environment.drain_s()),
         dispatch_address=environment.dispatch_address(),
         wire_secret=environment.wire_secret(),
+        tls=tls_load(*environment.wire_tls_files()),
         key_pepper=environment.key_pepper(),
         master_keys=environment.master_keys(),
         database_url=environment.gateway_database_url(),

@@ -6,7 +6,7 @@ within its part of it does not run into.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from random import Random
 
 from policy.fair_queue import FairQueue
@@ -18,7 +18,7 @@ from policy.waiting import Refusal, Waiting
 BYTES_PER_TOKEN = 4
 LEAST_RETRY_S, MOST_RETRY_S = 1, 60
 RETRY_SPREAD = 0.2  # so that clients refused together do not return together
-BOOKED_PART = 0.9  # of a flow's rate that is booked ahead
+BOOKED_PART = 0.8  # of a flow's rate that is booked ahead: the rest is for who comes for the first time
 MOST_KEPT = 0.5  # of what may wait, for clients that were told to come back
 
 
@@ -65,14 +65,6 @@ class Admission:
         self._rng = rng
         self.bookings = RetryBookings()
 
-    def retry_ms(self, after_ms: float) -> int:
-        """What to tell a client that should wait so long."""
-        return min(self._spread_ms(after_ms), 1000 * MOST_RETRY_S)
-
-    def _spread_ms(self, after_ms: float) -> int:
-        seconds = max(ceil(after_ms / 1000), LEAST_RETRY_S)
-        return round(1000 * seconds * self._rng.uniform(1, 1 + RETRY_SPREAD))
-
     def late(
         self,
         queue: FairQueue,
@@ -83,15 +75,15 @@ class Admission:
         *,
         is_booked: bool,
     ) -> Refusal | None:
-        """Refused if it would not start in time. None: `promised_ms` says how long it is expected to wait.
+        """Refused if its first token would be late, or its last one where the client waits for that. None:
+        `promised_ms` says how long it is expected to wait.
 
         `prefill_ms`: from its start to its first token. `is_booked`: it was told to come back now.
         """
         state = queue.flows.get(waiting.flow)
-        left_ms = max(0.0, waiting.deadline_ms - now_ms)
         # Who was told to come back is let in a little later than others would be: it was an estimate too.
         admit_part = (1 + self._settings.admit_part) / 2 if is_booked else self._settings.admit_part
-        allowed_ms = left_ms * admit_part
+        allowed_ms = admit_part * max(0.0, waiting.deadline_ms - now_ms)
         all_us = state.queued_us if state else 0
         backlog_us = _beyond_room_us(state, waiting, drain.free_rows) if state else 0
         kept_us = 0 if is_booked else self.bookings.booked_us(waiting.flow, now_ms)[0]
@@ -100,17 +92,22 @@ class Admission:
             prompts_ms = prefill_ms / self._settings.prefill_inflation * state.queued_tokens
             backlog_ms = max(backlog_ms, prompts_ms / waiting.prompt_tokens / max(1, drain.replicas))
         kept_ms = min(wait_ms(queue, state, waiting.weight, kept_us, drain), MOST_KEPT * allowed_ms)
-        expected_ms = backlog_ms + kept_ms + prefill_ms
+        what, own_ms = "first", prefill_ms
+        if waiting.whole_by_ms < inf:
+            whole_ms = admit_part * max(0.0, waiting.whole_by_ms - now_ms)
+            if waiting.service_ms - whole_ms > own_ms - allowed_ms:  # it is the harder one to keep
+                what, own_ms, allowed_ms = "last", waiting.service_ms, whole_ms
+        expected_ms = backlog_ms + kept_ms + own_ms
         if expected_ms <= allowed_ms:
             # Room may be taken by others before: only what exceeds the worst is a surprise.
             worst_ms = wait_ms(queue, state, waiting.weight, all_us, drain)
             waiting.promised_ms = now_ms - waiting.arrived_ms + max(worst_ms, backlog_ms)
             return None
         used_ms, limit_ms = ceil(expected_ms), int(allowed_ms)
-        message = f"its first token would take {used_ms} ms; {limit_ms} ms are left"
-        told_ms = 0  # waiting does not help when its prompt alone takes too long
-        if prefill_ms <= allowed_ms:
-            told_ms = self.told_ms(queue, waiting, prefill_ms - allowed_ms, drain, now_ms)
+        message = f"its {what} token would take {used_ms} ms; {limit_ms} ms are left"
+        told_ms = 0  # waiting does not help when it takes too long by itself
+        if own_ms <= allowed_ms:
+            told_ms = self.told_ms(queue, waiting, own_ms - allowed_ms, drain, now_ms)
         return Refusal("deadline_unmeetable", message, told_ms, used_ms, limit_ms, "wait_ms")
 
     def told_ms(
@@ -124,36 +121,43 @@ class Admission:
         least_ms: float = 0.0,
     ) -> int:
         """When to come back: after what its flow has here and whom it told before, and `more_ms`. A place is
-        booked, unless that is further off than may be told."""
+        booked. 0: there is none within what may be told, or nobody knows, so nothing is promised."""
+        if drain.rate <= 0:
+            return 0
         state = queue.flows.get(waiting.flow)
         _, booked_us = self.bookings.booked_us(waiting.flow, now_ms)
         all_us = (state.queued_us if state else 0) + booked_us + waiting.work_us
         after_ms = wait_ms(queue, state, waiting.weight, all_us / BOOKED_PART, drain) + more_ms
-        told_ms = self._spread_ms(max(after_ms, least_ms))
-        if told_ms > 1000 * MOST_RETRY_S:
-            return 1000 * MOST_RETRY_S
-        self.bookings.book(waiting, now_ms + told_ms)
+        seconds = max(ceil(max(after_ms, least_ms) / 1000), LEAST_RETRY_S)
+        told_ms = round(1000 * seconds * self._rng.uniform(1, 1 + RETRY_SPREAD))
+        if told_ms > 1000 * MOST_RETRY_S or not self.bookings.book(waiting, now_ms + told_ms):
+            return 0
         return told_ms
 
-    def full(self, queue: FairQueue, waiting: Waiting, drain: Drain, now_ms: float) -> Refusal | None:
-        """Refused if the class can hold no more. Flows within their part may still add: others filled it."""
+    def full(
+        self, queue: FairQueue, waiting: Waiting, drain: Drain, now_ms: float, *, is_booked: bool
+    ) -> Refusal | None:
+        """Refused if the class can hold no more. Flows within their part may still add: others filled it. So
+        may who was told to come back now."""
         settings = self._settings
         state = queue.flows.get(waiting.flow)
         part = flow_part(queue, state, waiting.weight)
         most = self._most_requests(queue, waiting, drain, now_ms)
         own = len(state.waiting) if state else 0
-        if queue.depth >= most and (own >= max(1, part * most) or queue.depth >= 2 * settings.queue_most):
+        is_above = own >= max(1, part * most) and not is_booked
+        if queue.depth >= most and (is_above or queue.depth >= 2 * settings.queue_most):
             mean_ms = queue.queued_us / queue.depth / 1000
             after_ms = (queue.depth - most + 1) * mean_ms / drain.rate if drain.rate > 0 else 0.0
             message = "too many requests are waiting for this model"
-            told_ms = self.retry_ms(after_ms)
+            told_ms = self.told_ms(queue, waiting, 0.0, drain, now_ms, least_ms=after_ms)
             return Refusal("queue_full", message, told_ms, queue.depth, most, "queued_requests")
         used = BYTES_PER_TOKEN * (queue.queued_tokens + waiting.prompt_tokens)
         own_bytes = BYTES_PER_TOKEN * ((state.queued_tokens if state else 0) + waiting.prompt_tokens)
         bound = settings.queue_bytes
-        if used > bound and (own_bytes > part * bound or used > 2 * bound):
+        if used > bound and ((own_bytes > part * bound and not is_booked) or used > 2 * bound):
             message = "the prompts that wait for this model take too much memory"
-            return Refusal("queue_full", message, self.retry_ms(0), used, bound, "queued_bytes")
+            told_ms = self.told_ms(queue, waiting, 0.0, drain, now_ms)
+            return Refusal("queue_full", message, told_ms, used, bound, "queued_bytes")
         return None
 
     def _most_requests(self, queue: FairQueue, waiting: Waiting, drain: Drain, now_ms: float) -> int:

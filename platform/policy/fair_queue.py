@@ -1,12 +1,13 @@
 """Waiting requests by flow, and whose turn it is: the flow that was given least machine time is next.
 
-Within a flow the earliest deadline is first. A flow that asks for more rows than its weight's part of the
-fleet is over its share. One of these queues holds one precedence: interactive requests, or batch.
+Within a flow the earliest deadline is first, after what was interrupted. A flow that asks for more rows than
+its weight's part of the fleet is over its share. One of these queues holds one precedence: interactive
+requests, or batch.
 """
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import exp, inf
 
 from policy.flow import Flow
@@ -49,6 +50,7 @@ class FairQueue:
         self._arrival_rate = 0.0
         self._aged_per_ms = 0.0  # virtual microseconds that a millisecond of waiting is worth
         self._now_ms = now_ms  # of the last tick: waiting counts up to there
+        self._resumed_ms = inf  # when flows of a predecessor had time enough to come
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -73,7 +75,8 @@ class FairQueue:
         self._time.activate(waiting.flow, waiting.weight)
         if not state.waiting:
             self.queued_weight += state.weight
-        rank = (waiting.deadline_ms, waiting.arrived_ms, waiting.sequence)
+        due_ms = -inf if waiting.comes_first else waiting.deadline_ms
+        rank = (due_ms, waiting.arrived_ms, waiting.sequence)
         state.waiting.push(rank, waiting.key, waiting)
         self._count(state, waiting, 1)
         self._touch(state)
@@ -186,11 +189,25 @@ class FairQueue:
         backlogged = sum(state.arrival_rate for state in self.flows.values() if state.waiting)
         self.light_rate = max(0.0, self._arrival_rate - backlogged)
         self._now_ms = now_ms
+        if now_ms >= self._resumed_ms:
+            self._time.resumed()
+            self._resumed_ms = inf
         # A second of fair service advances every flow's virtual time by the same, whatever its weight.
         self._aged_per_ms = self._ageing * drain_rate * 1000 / self.weight if self.weight else 0.0
         for state in self.flows.values():
             if state.turn is not None:
                 self._reorder(state)
+
+    # -- across processes ---------------------------------------------------------------------------------
+
+    def leads(self) -> dict[Flow, int]:
+        """Microseconds of virtual time, see `VirtualTime.leads`."""
+        return self._time.leads()
+
+    def resume(self, leads: Mapping[Flow, int], until_ms: float) -> None:
+        """Of a new one: its predecessor's flows go on where they were, if they come in time."""
+        self._time.resume(leads)
+        self._resumed_ms = until_ms
 
     # -- inside -------------------------------------------------------------------------------------------
 

@@ -4,38 +4,23 @@ Used by the dispatcher and by the fleet simulator. Pure: the caller says what ti
 of two fair queues, interactive requests and batch; batch whose deadline is near moves to the first.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from random import Random
 
 from policy import queue_views as views
+from policy.backlog import Backlog
 from policy.entrance import Entrance
+from policy.failover_budget import FailoverBudget
 from policy.fair_queue import FairQueue
-from policy.flow import BATCH, BATCH_URGENT, CLASSES, INTERACTIVE, Flow
-from policy.flow_state import FlowState
+from policy.flow import Flow
 from policy.placement import Replica
 from policy.placer import Placer
 from policy.queue_settings import QueueSettings
-from policy.removable_heap import RemovableHeap
+from policy.router_index import PrefixHolders
 from policy.waiting import FlowView, LevelChange, Placement, Refusal, Waiting
 from policy.work import WorkEstimate
 
-__all__ = [
-    "BATCH",
-    "BATCH_URGENT",
-    "CLASSES",
-    "INTERACTIVE",
-    "Flow",
-    "FlowView",
-    "LevelChange",
-    "ModelQueue",
-    "Placement",
-    "QueueSettings",
-    "Refusal",
-    "Replica",
-    "Waiting",
-]
-
-URGENT_SLACK = 2  # batch is urgent when only so many times its expected service is left
+RESUME_MS = 5_000.0  # for requests of a predecessor to come back
 
 
 class ModelQueue:
@@ -45,15 +30,13 @@ class ModelQueue:
     """
 
     def __init__(self, settings: QueueSettings, now_ms: float, rng: Random | None = None) -> None:
-        self._settings = settings
-        self._placer = Placer(settings, now_ms)
+        rng = rng or Random(0)  # noqa: S311 - hides nothing
+        self._placer = Placer(settings, now_ms, Random(rng.getrandbits(32)))  # noqa: S311
         self._interactive, self._batch = self._placer.interactive, self._placer.batch
         self._queues = (self._interactive, self._batch)
-        self._entrance = Entrance(settings, self._placer, rng or Random(0), now_ms)  # noqa: S311 - hides nothing
-        self._waiting: dict[Hashable, Waiting] = {}
-        self._starts: RemovableHeap[Waiting] = RemovableHeap()  # by when they have to start
-        self._urgent: RemovableHeap[Waiting] = RemovableHeap()  # batch, by when it becomes urgent
-        self._late: list[Waiting] = []
+        self._entrance = Entrance(settings, self._placer, rng, now_ms)
+        self._backlog = Backlog(settings, self._placer, self._entrance.ran_dry)
+        self._failovers = FailoverBudget(now_ms)
         self._estimate = WorkEstimate()
         self._sequence = 0
         self._now_ms = self._ticked_ms = now_ms
@@ -65,19 +48,23 @@ class ModelQueue:
         """None: it waits. A refusal changes nothing. Raises ValueError for a key that is here already."""
         self._check_new(waiting)
         self._now_ms = now_ms
-        waiting.work_us = self._work_us(waiting)
-        if refusal := self._entrance.refusal(waiting, self._prefill_ms(waiting), now_ms):
+        waiting.work_us = self._estimate.work_us(waiting)
+        if refusal := self._entrance.refusal(waiting, self._estimate, now_ms):
             return refusal
         self._arrive(waiting, now_ms)
         return None
 
     def readmit(self, waiting: Waiting, now_ms: float) -> Refusal | None:
-        """A request that was let in before and whose replica was lost: it waits by its age, unless no replica
-        can hold it. Raises ValueError for a key that is here already."""
+        """A request that was let in before: by its deadline and, where its replica was lost, first of its
+        flow within the budget for that; unless no replica can hold it. Raises ValueError for a key that is
+        here already."""
         self._check_new(waiting)
         self._now_ms = now_ms
         if refusal := self._entrance.unservable(waiting):
             return refusal
+        if waiting.was_lost:
+            cost_ms, replicas = self._estimate.prefill_ms(waiting), len(self._placer.rooms)
+            waiting.comes_first = self._failovers.take(cost_ms, replicas, now_ms)
         self._arrive(waiting, now_ms)
         return None
 
@@ -85,45 +72,39 @@ class ModelQueue:
         """A replica refused it: back to its old place."""
         self._now_ms = now_ms
         self._placer.undone(waiting.key)
-        self._enter(waiting)
+        self._backlog.enter(waiting, self._estimate)
         self._queue(waiting).push(waiting)
 
     def remove(self, key: Hashable) -> Waiting | None:
         """The client left. None: it does not wait."""
-        waiting = self._waiting.get(key)
-        if waiting is not None:
-            self._queue(waiting).remove(waiting)
-            self._placer.gone(key)
-            self._leave(waiting)
-        return waiting
+        return self._backlog.remove(key)
 
     def take(self, now_ms: float) -> Placement | None:
         """The next request and its replica; call until None. One that became urgent has another flow."""
         self._now_ms = now_ms
-        self._drop_late(now_ms)
+        self._backlog.drop_late(now_ms)
         placement = self._placer.take(now_ms)
         if placement is not None:
-            self._leave(placement.waiting)
+            self._backlog.leave(placement.waiting)
             self._entrance.started(placement.waiting, now_ms)
         return placement
 
     def expired(self, now_ms: float) -> list[Waiting]:
         """Requests whose deadline cannot be met any more; they wait no longer."""
         self._now_ms = now_ms
-        self._drop_late(now_ms)
-        late, self._late = self._late, []
-        return late
+        self._backlog.drop_late(now_ms)
+        return self._backlog.take_late()
+
+    def retry_after_ms(self, expired: Waiting, now_ms: float) -> int:
+        """When one that waited in vain may come back, a place booked. 0: nothing can be promised."""
+        return self._entrance.told_ms(expired, now_ms)
 
     def unservable(self) -> list[Waiting]:
         """Requests that no replica can hold any more, since others went; they wait no longer."""
         if not self._most_tokens_fell or not len(self._placer.rooms):
             return []
         self._most_tokens_fell = False
-        most = self._placer.rooms.most_tokens
-        found = [waiting for waiting in self._waiting.values() if waiting.prompt_tokens + 1 > most]
-        for waiting in found:
-            self.remove(waiting.key)
-        return found
+        return self._backlog.remove_longer(self._placer.rooms.most_tokens)
 
     # -- placed requests ----------------------------------------------------------------------------------
 
@@ -142,20 +123,14 @@ class ModelQueue:
     def prefilled(self, key: Hashable) -> None:
         """The prompt of a placed request is computed. Unknown keys are ignored."""
         if waiting := self._placer.prefilled(key, self._now_ms):
-            self._entrance.done(waiting, self._prefill_us(waiting))
+            self._entrance.done(waiting, self._estimate.prefill_us(waiting))
 
     def ended(self, key: Hashable, now_ms: float, *, was_cut: bool = False) -> None:
         """A placed request runs no more. `was_cut`: before all its output was produced. Unknown keys are
         ignored."""
         placed = self._placer.ended(key)
-        # Of one that was adopted nothing was estimated.
-        if placed is not None and placed.prefilled_ms is not None and placed.waiting.work_us:
-            waiting = placed.waiting
-            work_us = waiting.work_us - self._prefill_us(waiting)
-            if was_cut:  # how far it came, the time it had says
-                decode_ms = self._estimate.service_ms(waiting, 0.0)
-                work_us = round(work_us * min(1.0, (now_ms - placed.prefilled_ms) / max(decode_ms, 1.0)))
-            self._entrance.done(waiting, work_us)
+        if placed is not None:
+            self._entrance.ended(placed, self._estimate, now_ms, was_cut=was_cut)
 
     def worked(self, replica_key: str, flow: Flow, total_us: int) -> None:
         """Machine time the replica gave to the flow since its start: cumulative, so it may be said twice."""
@@ -185,6 +160,13 @@ class ModelQueue:
         self._most_tokens_fell = True
         return self._placer.replica_gone(key)
 
+    # -- prefixes -----------------------------------------------------------------------------------------
+
+    @property
+    def prefixes(self) -> PrefixHolders:
+        """Who holds which beginnings of prompts: to be told what replicas report."""
+        return self._placer.rooms.prefixes
+
     # -- time ---------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: float) -> list[LevelChange]:
@@ -195,8 +177,7 @@ class ModelQueue:
             return []
         self._ticked_ms = now_ms
         self._entrance.drain_tick(now_ms, is_bounded=self._estimate.cost is not None)
-        for waiting in self._urgent.pop_until((now_ms,)):
-            self._hurry(waiting)
+        self._backlog.hurry(now_ms)
         for queue in self._queues:
             queue.tick(now_ms, elapsed_ms, self.drain_rate)
         self._placer.divide(now_ms)
@@ -209,22 +190,35 @@ class ModelQueue:
         """Flows whose rows yield in a replica's step to other interactive ones. Batch yields anyway."""
         return frozenset(flow for flow, state in self._interactive.flows.items() if state.is_over)
 
+    # -- across processes ---------------------------------------------------------------------------------
+
+    def leads(self) -> dict[Flow, int]:
+        """What fairness needs to go on in another process: of each flow, microseconds of virtual time beyond
+        the least served one of its queue."""
+        return self._interactive.leads() | self._batch.leads()
+
+    def resume(self, leads: Mapping[Flow, int]) -> None:
+        """Of a new one: `leads` of its predecessor."""
+        for queue in self._queues:
+            own = {flow: lead for flow, lead in leads.items() if self._placer.queue(flow) is queue}
+            queue.resume(own, self._now_ms + RESUME_MS)
+
     # -- views --------------------------------------------------------------------------------------------
 
     def depth(self, klass: str) -> int:
-        return views.depth(self._states(klass))
+        return views.depth(views.flows_of(self._queues, klass))
 
     def oldest_ms(self, klass: str) -> float:
         """How long the one that waits longest has waited, as of the latest call that said the time."""
-        return views.oldest_ms(self._states(klass), self._now_ms)
+        return views.oldest_ms(views.flows_of(self._queues, klass), self._now_ms)
 
     def tenants(self) -> int:
         """Tenants with requests, waiting or running."""
-        return views.tenants(self._all_states())
+        return views.tenants(views.all_flows(self._queues))
 
     def flows(self) -> list[FlowView]:
         """Of every flow with requests, the one with the most queued work first."""
-        return views.flow_views(self._all_states())
+        return views.flow_views(views.all_flows(self._queues))
 
     @property
     def level(self) -> int:
@@ -244,64 +238,14 @@ class ModelQueue:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _check_new(self, waiting: Waiting) -> None:
-        if waiting.key in self._waiting or waiting.key in self._placer.placed:
+        if waiting.key in self._backlog.waiting or waiting.key in self._placer.placed:
             raise ValueError(f"{waiting.key!r} is here already")
 
     def _queue(self, waiting: Waiting) -> FairQueue:
         return self._placer.queue(waiting.flow)
 
-    def _states(self, klass: str) -> list[FlowState]:
-        """Batch that became urgent is batch to people."""
-        klasses = (klass,) if klass == INTERACTIVE else (klass, BATCH_URGENT)
-        return views.flows_of(self._queues, klasses)
-
-    def _all_states(self) -> list[FlowState]:
-        return [state for klass in CLASSES for state in self._states(klass)]
-
     def _arrive(self, waiting: Waiting, now_ms: float) -> None:
         self._sequence += 1
-        waiting.sequence, waiting.work_us = self._sequence, self._work_us(waiting)
-        self._enter(waiting)
+        waiting.sequence, waiting.work_us = self._sequence, self._estimate.work_us(waiting)
+        self._backlog.enter(waiting, self._estimate)
         self._queue(waiting).arrive(waiting, deadline_ms=waiting.deadline_ms - now_ms)
-
-    def _work_us(self, waiting: Waiting) -> int:
-        return self._prefill_us(waiting) + round(1000 * self._estimate.decode_ms(waiting))
-
-    def _prefill_us(self, waiting: Waiting) -> int:
-        """Machine time of its prompt."""
-        return round(1000 * self._estimate.prefill_ms(waiting))
-
-    def _prefill_ms(self, waiting: Waiting) -> float:
-        """From its start to its first token."""
-        return self._settings.prefill_inflation * self._estimate.prefill_ms(waiting)
-
-    def _enter(self, waiting: Waiting) -> None:
-        waiting.latest_ms = waiting.deadline_ms - self._prefill_ms(waiting)
-        self._waiting[waiting.key] = waiting
-        self._starts.push((waiting.latest_ms, waiting.sequence), waiting.key, waiting)
-        if waiting.flow.klass == BATCH:
-            service_ms = self._estimate.service_ms(waiting, self._settings.prefill_inflation)
-            urgent_ms = waiting.deadline_ms - URGENT_SLACK * service_ms
-            self._urgent.push((urgent_ms, waiting.sequence), waiting.key, waiting)
-        self._placer.changed()
-
-    def _leave(self, waiting: Waiting) -> None:
-        """It waits no more."""
-        del self._waiting[waiting.key]
-        self._starts.remove(waiting.key)
-        self._urgent.remove(waiting.key)
-        if not self._interactive.depth:
-            self._entrance.ran_dry()
-
-    def _drop_late(self, now_ms: float) -> None:
-        for waiting in self._starts.pop_until((now_ms,)):
-            self._late.append(waiting)
-            self.remove(waiting.key)
-
-    def _hurry(self, waiting: Waiting) -> None:
-        """Batch that would be late by itself is served among interactive requests."""
-        self._batch.remove(waiting)
-        self._placer.gone(waiting.key)
-        waiting.flow = Flow(waiting.flow.tenant, BATCH_URGENT)
-        waiting.weight *= self._settings.urgent_weight
-        self._interactive.push(waiting)

@@ -31,6 +31,11 @@ class OutputEstimates:
             return max_tokens
         return min(max_tokens, max(MIN_TOKENS, round(estimate.tokens)))
 
+    def is_known(self, tenant: Hashable, model: str) -> bool:
+        """Whether `expected` says more than what the client allows."""
+        estimate = self._estimates.get((tenant, model))
+        return estimate is not None and estimate.tokens is not None
+
     def observe(self, tenant: Hashable, model: str, output_tokens: int) -> None:
         """An answer ended by itself."""
         key = (tenant, model)

@@ -6,6 +6,7 @@ where their KV moves to the replica that decodes.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from policy.step_cost import StepCost
 
@@ -37,6 +38,7 @@ class Replica:
     row_limit: int = 0  # rows that decode within the target latency; 0: not known
     cost: StepCost | None = None  # what its steps last; None: not known
     takes_more: bool = True  # not while it drains, is silent or said that it is full
+    reported_ms: float = inf  # when; who leaves it out tells of a replica before every decision
 
 
 @dataclass(frozen=True, slots=True)

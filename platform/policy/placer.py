@@ -5,6 +5,7 @@ Owns what waits in turn and what was placed. Knows no deadlines: the caller take
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from random import Random
 
 from policy.batch_floor import BatchFloor
 from policy.fair_queue import FairQueue
@@ -38,9 +39,9 @@ class Placed:
 
 
 class Placer:
-    def __init__(self, settings: QueueSettings, now_ms: float) -> None:
+    def __init__(self, settings: QueueSettings, now_ms: float, rng: Random) -> None:
         self._settings = settings
-        self.rooms = Rooms(window_tokens=settings.window_tokens, yielding_part=settings.over_part)
+        self.rooms = Rooms(window_tokens=settings.window_tokens, yielding_part=settings.over_part, rng=rng)
         self.interactive = FairQueue(
             ageing=settings.ageing,
             ageing_most_ms=settings.ageing_most_ms,
@@ -184,11 +185,12 @@ class Placer:
             key = self.rooms.choose(
                 head,
                 own_lane,
+                now_ms,
                 may_use_held=may_hold and self._holder is queue,
                 own_part=self._part_here(queue, state) if lane is None and state.is_over else 1.0,
             )
             if key is not None:
-                return self._place(queue, head, key)
+                return self._place(queue, head, key, now_ms)
             if may_hold:
                 self._keep_room(queue, head, now_ms)
             is_first = False
@@ -215,10 +217,14 @@ class Placer:
             self._holder, self.rooms.held = None, None
             self._is_settled = False  # what was passed over for it may begin
 
-    def _place(self, queue: FairQueue, head: Waiting, key: str) -> Placement:
+    def _place(self, queue: FairQueue, head: Waiting, key: str, now_ms: float) -> Placement:
         replica = self.rooms[key].replica
         queue.start(head)
         self.gone(head.key)
+        if head.chains:  # what is held there, not on the one that holds most
+            prefixes = self.rooms.prefixes
+            head.cached_tokens = int(prefixes.hits(head.chains, now_ms).get(key, 0))
+            prefixes.placed(key, head.chains, now_ms)
         self.rooms.place(key, head)
         estimate = WorkEstimate(replica.cost, replica.row_limit)
         cost_us = round(1000 * estimate.prefill_ms(head))

@@ -7,7 +7,7 @@ across tenants: not by mistake, and not for measuring from outside what others a
 
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 BLOCK_TOKENS = 16
@@ -45,6 +45,29 @@ def prefix_next(parent: bytes, token_ids: Sequence[int]) -> bytes:
 def router_keeps(depth: int) -> bool:
     """Whether the router is told of the link of the chain's block number `depth` (0 is the first)."""
     return depth % ROUTER_STRIDE == ROUTER_STRIDE - 1
+
+
+class Chain:
+    """Names of a prompt's prefixes that routers are told of, the shortest first: each is made when somebody
+    asks for it, and once."""
+
+    __slots__ = ("_made", "_rest")
+
+    def __init__(self, names: Iterable[Hashable]) -> None:
+        self._rest = iter(names)
+        self._made: list[Hashable] = []
+
+    def __iter__(self) -> Iterator[Hashable]:
+        yield from self._made
+        depth = len(self._made)
+        while True:
+            if depth == len(self._made):
+                name = next(self._rest, None)
+                if name is None:
+                    return
+                self._made.append(name)
+            yield self._made[depth]
+            depth += 1
 
 
 def _joined(*parts: str) -> bytes:

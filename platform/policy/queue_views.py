@@ -3,13 +3,19 @@
 from collections.abc import Iterable
 
 from policy.fair_queue import FairQueue
+from policy.flow import BATCH, BATCH_URGENT
 from policy.flow_state import FlowState
 from policy.waiting import FlowView
 
 
-def flows_of(queues: Iterable[FairQueue], klasses: Iterable[str]) -> list[FlowState]:
-    wanted = set(klasses)
-    return [state for queue in queues for flow, state in queue.flows.items() if flow.klass in wanted]
+def flows_of(queues: Iterable[FairQueue], klass: str) -> list[FlowState]:
+    """Batch that became urgent is batch to people."""
+    wanted = (BATCH, BATCH_URGENT) if klass == BATCH else (klass,)
+    return [state for state in all_flows(queues) if state.flow.klass in wanted]
+
+
+def all_flows(queues: Iterable[FairQueue]) -> list[FlowState]:
+    return [state for queue in queues for state in queue.flows.values()]
 
 
 def depth(states: Iterable[FlowState]) -> int:

@@ -13,7 +13,7 @@ from policy.flow import Flow
 from policy.waiting import Waiting
 
 # A place is kept from a while before: what is let in now is still there when the client comes.
-KEPT_BEFORE_MS = 2_500.0
+KEPT_BEFORE_MS = 5_000.0
 KEPT_MS = 2_500.0  # a header says whole seconds, and networks take their time
 MOST_BOOKINGS = 1_024  # of one flow
 MOST_FLOWS = 4_096
@@ -66,18 +66,19 @@ class RetryBookings:
         book.advance(now_ms)
         return book.due_us, book.total_us
 
-    def book(self, waiting: Waiting, due_ms: float) -> None:
-        """Ignored when there are too many."""
+    def book(self, waiting: Waiting, due_ms: float) -> bool:
+        """False: there are too many."""
         book = self._books.get(waiting.flow)
         if book is None:
             if len(self._books) >= MOST_FLOWS:
-                return
+                return False
             book = self._books[waiting.flow] = _Book()
         if len(book) >= MOST_BOOKINGS:
-            return
+            return False
         self._number += 1
         heapq.heappush(book.future, _Booking(due_ms, self._number, waiting.prompt_tokens, waiting.work_us))
         book.total_us += waiting.work_us
+        return True
 
     def find(self, waiting: Waiting, now_ms: float) -> _Booking | None:
         """The booking that this request redeems."""

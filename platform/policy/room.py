@@ -7,7 +7,9 @@ of the rows there can be at all, those that yield leave a part free.
 
 from policy.flow import Flow
 from policy.placement import WATERMARK_BLOCKS, Replica, blocks_needed
+from policy.step_cost import StepCost, chunk_pairs
 from policy.waiting import Waiting
+from policy.work import PROMPT_TOKEN_MS, STEP_MS
 
 # The standing of a flow's rows: each yields to those before it.
 WITHIN = 0  # its share of the fleet
@@ -28,12 +30,23 @@ STANDINGS = (WITHIN, WITHIN, OVER, YIELDS_TO_ALL, YIELDS_TO_ALL)  # of rows that
 MOST_BEHIND = 3
 
 
+UNKNOWN_COST = StepCost(0.0, 0.0, PROMPT_TOKEN_MS, 0.0)
+LEAST_CHUNK_TOKENS = 64  # of prompts, that a step computes however many rows decode
+# Who decodes beside the new row waits longer for each token: of that, this part counts, for so many tokens.
+ROWS_WORTH, ROWS_TOKENS = 0.05, 256
+OVER_TARGET_MS = 1e6  # where steps would last longer than they are to
+
+
 class Room:
     """One replica. `parts`: of each flow that was placed there its rows, prompt tokens still to compute,
     prompts with any, and blocks of its prompts. By standing: rows and blocks that yield to it, and prompt
     tokens that do not."""
 
     __slots__ = (
+        "_cost",
+        "_least_ms",
+        "_row_ms",
+        "_spare_ms",
         "free_blocks",
         "limit",
         "most_free",
@@ -63,6 +76,43 @@ class Room:
         self.pending_tokens = replica.pending_prefill_tokens
         self.free_blocks = replica.free_blocks
         self.most_free = max(self.most_free, replica.free_blocks)
+        self._predict()
+
+    def _predict(self) -> None:
+        """What its steps are made of."""
+        self._cost = cost = self.replica.cost or UNKNOWN_COST
+        used_tokens = (self.most_free - self.free_blocks) * self.replica.block_size
+        self._row_ms = cost.decode_ms(max(0, used_tokens) / max(self.rows, 1))
+        self._spare_ms = max(STEP_MS - cost.base_ms, self.limit * self._row_ms)
+        self._least_ms = max(LEAST_CHUNK_TOKENS * cost.token_ms, 1e-3)
+
+    @property
+    def placed_tokens(self) -> int:
+        """Prompt tokens that were sent there and not reported as computed, in full."""
+        return self.tokens_before[YIELDS_TO_ALL]
+
+    def score_ms(
+        self, waiting: Waiting, standing: int, cached_tokens: float, *, is_stale: bool, busy: float = 0.0
+    ) -> float:
+        """Predicted milliseconds until its first token, and what it costs others: those that decode there,
+        and who comes while its prompt is computed. `busy`: how likely that is, the part of replicas that
+        compute prompts now."""
+        cost, rows = self._cost, self.rows - self.yielding_rows[standing]
+        before = self.tokens_before[standing] if is_stale else self.tokens_seen(standing)
+        new = max(1, waiting.prompt_tokens - int(cached_tokens))
+        prefill_ms = cost.token_ms * (before + new)
+        own_ms = cost.token_ms * new
+        if cost.pair_ms:
+            pairs_ms = cost.pair_ms * chunk_pairs(new, waiting.prompt_tokens - new)
+            prefill_ms, own_ms = prefill_ms + pairs_ms, own_ms + pairs_ms
+        # Of every step prompts get what decodes leave, and a few tokens whatever they leave.
+        decode_ms = self._row_ms * rows
+        spare_ms = max(self._spare_ms - decode_ms, self._least_ms)
+        stretch = (cost.base_ms + decode_ms + spare_ms) / spare_ms
+        token_ms = cost.row_ms + cost.context_ms * waiting.prompt_tokens
+        score_ms = stretch * prefill_ms + ROWS_WORTH * min(waiting.expected_tokens, ROWS_TOKENS) * token_ms
+        score_ms += busy * own_ms
+        return score_ms + OVER_TARGET_MS if rows + waiting.choices > self.limit else score_ms
 
     def tokens_seen(self, standing: int) -> int:
         """Prompt tokens to compute before one of this standing: whose they are is known of what was placed
@@ -95,11 +145,13 @@ class Room:
         part = self.parts.get(flow)
         return min(part[1], self.pending_tokens) if part else 0
 
-    def has_blocks(self, waiting: Waiting, standing: int, part: float) -> bool:
-        """Whether KV fits; `part` of the memory is for it. Of rows that yield it may have their prompts'."""
+    def has_blocks(self, waiting: Waiting, standing: int, part: float, *, is_stale: bool = False) -> bool:
+        """Whether KV fits; `part` of the memory is for it. Of rows that yield it may have their prompts'.
+        `is_stale`: nobody says what comes free, so all of it has to fit as it is."""
         if not self.rows:
             return True
-        blocks = blocks_needed(waiting.prompt_tokens + 1, self.replica.block_size)
+        grown = waiting.expected_tokens if is_stale else 0
+        blocks = blocks_needed(waiting.prompt_tokens + 1 + grown, self.replica.block_size)
         growth = self.rows + waiting.choices - 1 + WATERMARK_BLOCKS
         free_blocks = self.free_blocks + self.yielding_blocks[standing]
         return free_blocks - blocks - growth >= (1 - part) * self.most_free

@@ -5,9 +5,11 @@ most questions end without looking at replicas.
 """
 
 from collections.abc import KeysView
+from random import Random
 
+from policy import router
 from policy.flow import BATCH, Flow
-from policy.placement import LONG_PROMPT_TOKENS, Replica, blocks_needed
+from policy.placement import Replica, blocks_needed
 from policy.room import (
     IDLE,
     LANES,
@@ -21,12 +23,18 @@ from policy.room import (
     YIELDS_TO_ALL,
     Room,
 )
+from policy.router_index import PrefixHolders
+from policy.router_ring import Ring
 from policy.waiting import Waiting
 
 
 class Rooms:
-    def __init__(self, *, window_tokens: int, yielding_part: float) -> None:
-        self._window_tokens = window_tokens
+    """`rng` draws among replicas that are about as good."""
+
+    def __init__(self, *, window_tokens: int, yielding_part: float, rng: Random) -> None:
+        self._window_tokens, self._rng = window_tokens, rng
+        self.prefixes = PrefixHolders()
+        self._ring = Ring()
         self._parts = (1.0, yielding_part, yielding_part)  # of rows and memory, by standing
         self._rooms: dict[str, Room] = {}
         # Where a small prompt could begin, by lane.
@@ -56,6 +64,7 @@ class Rooms:
         room = self._rooms.get(replica.key)
         if room is None:
             room = self._rooms[replica.key] = Room(replica)
+            self._ring.add(replica.key)
             self.most_tokens = max(self.most_tokens, replica.max_tokens)
         else:
             self.capacity -= room.limit
@@ -72,6 +81,8 @@ class Rooms:
     def gone(self, key: str) -> None:
         """Everything that was placed there has ended."""
         self.capacity -= self._rooms.pop(key).limit
+        self.prefixes.gone(key)
+        self._ring.discard(key)
         for rooms in self._open:
             rooms.pop(key, None)
         if self.held == key:
@@ -133,33 +144,51 @@ class Rooms:
     def has_room(self, lane: int) -> bool:
         return bool(self._open[lane])
 
-    def choose(self, waiting: Waiting, lane: int, *, may_use_held: bool, own_part: float = 1.0) -> str | None:
-        """Of those with room: one of the prompt's own pool, then the least prefill before this one, then the
-        most free KV. `own_part`: of a replica's rows that the flow may hold."""
+    def choose(
+        self, waiting: Waiting, lane: int, now_ms: float, *, may_use_held: bool, own_part: float = 1.0
+    ) -> str | None:
+        """Of those with room: one of the prompt's own pool, then by predicted milliseconds (`policy.router`).
+        `own_part`: of a replica's rows that the flow may hold."""
         standing = STANDINGS[lane]
-        is_long = waiting.prompt_tokens >= LONG_PROMPT_TOKENS
         part, window_tokens, choices = self._parts[standing], self._window_tokens, waiting.choices
         own_standing = self._standing(waiting.flow)
         sees_own = standing >= own_standing  # it may begin as one of a better standing
-        best: tuple[bool, int, int, str] | None = None
-        for key, room in self._open[lane].items():
-            cost = (
-                room.replica.is_for_long_prompts != is_long,
-                room.tokens_seen(standing),
-                -room.free_blocks,
-                key,
-            )
-            if (
-                (best is None or cost < best)
-                and (key != self.held or may_use_held)
+        stale_ms = now_ms - router.STALE_MS
+
+        def fits(one: router.Scored) -> bool:
+            room = one.room
+            return (
+                (one.key != self.held or may_use_held)
                 and waiting.prompt_tokens < room.replica.max_tokens
                 and (choices == 1 or room.has_rows(choices, standing, part, window_tokens))
-                and room.has_blocks(waiting, max(standing, own_standing), part)
+                and room.has_blocks(
+                    waiting,
+                    max(standing, own_standing),
+                    part,
+                    is_stale=room.replica.reported_ms < stale_ms,
+                )
                 and (sees_own or room.own_tokens(waiting.flow) < window_tokens)
                 and (own_part >= 1 or room.has_own_rows(waiting, own_part))
-            ):
-                best = cost
-        return best[3] if best else None
+            )
+
+        hits = self.prefixes.hits(waiting.chains, now_ms) if waiting.chains else {}
+        # Where nothing is held anywhere, the prompt takes as much of everybody.
+        busy = (
+            sum(room.pending_tokens > 0 for room in self._rooms.values()) / len(self._rooms) if hits else 0.0
+        )
+        scored = router.scores(self._open[lane], waiting, standing, hits, now_ms, busy=busy)
+        if not scored and router.are_suspect(self._rooms, now_ms):
+            rooms = router.suspects(self._open[lane], waiting)
+            scored = router.scores(rooms, waiting, standing, hits, now_ms, busy=busy, with_suspects=True)
+        tied = router.best_of(scored, fits)
+        if not tied:
+            return None
+        if tied[0].key in hits:
+            return tied[0].key
+        if waiting.chains and not hits:
+            rows = sum(room.rows for room in self._rooms.values())
+            return router.home(tied, self._ring, waiting, fits, rows / len(self._rooms)).key
+        return router.draw(tied, fits, self._rng).key
 
     def hold_for(self, waiting: Waiting) -> None:
         """Keeps the replica on which it will find room soonest when nothing else is placed there."""

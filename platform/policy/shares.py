@@ -31,6 +31,7 @@ class VirtualTime(Generic[F]):
         self._max_lag = _microseconds(max_lag_ms)
         self._times: dict[F, int] = {}
         self._weights: dict[F, float] = {}  # of active flows
+        self._resumed: set[F] = set()  # of these, who counts as active only because `resume` said so
         self._floor = 0  # no flow starts below it; never decreases
         self._furthest = 0
         self._sweep_at = 2  # remembered flows
@@ -50,6 +51,7 @@ class VirtualTime(Generic[F]):
         if flow not in self._weights:
             self._times[flow] = self.of(flow)
         self._weights[flow] = weight
+        self._resumed.discard(flow)
 
     def deactivate(self, flow: F) -> None:
         """The flow has no more work. What it had beyond the others is remembered until they catch up."""
@@ -72,6 +74,26 @@ class VirtualTime(Generic[F]):
         """Of an idle flow: what it would start with."""
         least = self._furthest - self._max_lag if flow in self._weights else self._start()
         return max(self._times.get(flow, 0), least)
+
+    def leads(self) -> dict[F, int]:
+        """For another one to go on with: of each flow that counts, how far it is beyond the least served
+        active one, in microseconds."""
+        start, floor = self._start(), min(map(self.of, self._weights), default=self._floor)
+        counted = (flow for flow, time in self._times.items() if flow in self._weights or time > start)
+        return {flow: max(0, self.of(flow) - floor) for flow in counted}
+
+    def resume(self, leads: Mapping[F, int]) -> None:
+        """Of a new one: go on where another one was. These flows count as active until `resumed`, so that it
+        does not matter which of them comes first."""
+        self._times, self._resumed = dict(leads), set(leads)
+        self._weights = dict.fromkeys(leads, 1.0)
+        self._furthest = max(leads.values(), default=0)
+
+    def resumed(self) -> None:
+        """Who has not come by now is idle."""
+        for flow in sorted(self._resumed, key=lambda flow: (-self.of(flow), flow)):  # so that debts are kept
+            self.deactivate(flow)
+        self._resumed.clear()
 
     def order(self, flows: Iterable[F]) -> list[F]:
         """Least served first; ties by the flow itself, so that two runs agree."""

@@ -35,9 +35,17 @@ class WorkEstimate:
         token_ms = self.cost.decode_ms(self._context(waiting)) + self.cost.base_ms / max(1, self.row_limit)
         return token_ms * waiting.expected_tokens
 
-    def service_ms(self, waiting: Waiting, inflation: float) -> float:
-        """From its start to its last token, beside a full batch."""
-        rows = max(1, self.row_limit)
+    def prefill_us(self, waiting: Waiting) -> int:
+        return round(1000 * self.prefill_ms(waiting))
+
+    def work_us(self, waiting: Waiting) -> int:
+        """Machine time of all of it."""
+        return self.prefill_us(waiting) + round(1000 * self.decode_ms(waiting))
+
+    def service_ms(self, waiting: Waiting, inflation: float, rows: float | None = None) -> float:
+        """From its start to its last token, in steps of so many rows; None: of a full batch."""
+        most = max(1, self.row_limit)
+        rows = most if rows is None else min(max(1.0, rows), most)
         step_ms = STEP_MS
         if self.cost is not None:
             step_ms = self.cost.predict_ms(rows, 0, rows * self._context(waiting))

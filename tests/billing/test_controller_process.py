@@ -36,7 +36,7 @@ async def test_fleet_state_is_published_live_and_for_the_first_render(
     assert live == stored
     assert live["workers"][0]["id"] == "worker-0"
     assert live["gateways"] == [{"id": "gateway-0", "incarnation": "g", "streams": 0}]
-    assert live.keys() == set(FleetState.__struct_fields__)
+    assert live.keys() == {*FleetState.__struct_fields__, "deployments"}
     assert live["seq"] == states[-1].seq
     assert history == [
         {"at_ms": state.at_ms, "tokens_per_s": 0.0, "running": 4, "queued": {"interactive": 5}}

@@ -43,6 +43,21 @@ async def test_record_becomes_a_usage_row_and_a_balanced_pair(
     ]
 
 
+async def test_what_was_computed_again_is_recorded_and_bills_nothing(
+    shop: Shop, gateway: Connection, operator: Connection
+) -> None:
+    moved = {"replica_attempts": 2, "lost_cause": "crashed", "recomputed_tokens": 1_040}
+    fields = {"prompt_tokens": 1_000, "output_tokens": 50}
+    await usage_record(gateway, [shop.usage(1, **fields), shop.usage(2, **fields, **moved)])
+    plain, after_loss = await rows(
+        operator,
+        "SELECT cost_micro_usd, replica_attempts, lost_cause, recomputed_tokens FROM billing_usageevent"
+        " ORDER BY request_id",
+    )
+    assert plain == (plain[0], 1, "", 0)
+    assert after_loss == (plain[0], 2, "crashed", 1_040)
+
+
 async def test_event_without_cost_has_no_ledger_pair(
     shop: Shop, gateway: Connection, operator: Connection
 ) -> None:

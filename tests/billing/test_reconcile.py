@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 from django.core.management import CommandError, call_command
+from msgspec.structs import replace
 
 from billing import selectors
 from billing.ledger import usage_record
@@ -144,6 +145,38 @@ def test_stored_worker_counts_never_go_back(shop: Shop) -> None:
     store(shop, checkpoint(shop, 1, 70), position=3)
     store(shop, checkpoint(shop, 1, 64, ""), checkpoint(shop, 1, 99), position=4)
     assert stored() == [(70, "stop")]
+
+
+def test_the_count_of_the_replica_that_had_it_last_stands(shop: Shop) -> None:
+    def stored() -> tuple[int, str, str, int]:
+        with psycopg.connect(shop.database.operator_url) as conn:
+            query = "SELECT output_tokens, reason, worker_incarnation, moves FROM billing_workerusage"
+            (row,) = conn.execute(query).fetchall()
+            return row
+
+    def second(output_tokens: int, reason: str) -> UsageCheckpoint:
+        return replace(checkpoint(shop, 1, output_tokens, reason), worker_incarnation="other", moves=1)
+
+    # Given a count of a replica that was taken for lost, then told to stop, and the next one's
+    store(shop, checkpoint(shop, 1, 64, ""), checkpoint(shop, 1, 80, "error"))
+    store(shop, second(60, ""), position=2)
+    assert stored() == (60, "", "other", 1)
+    # When the first one's comes again, or late
+    store(shop, checkpoint(shop, 1, 80, "error"), position=3)
+    # Then the next one's stands, until it says more
+    assert stored() == (60, "", "other", 1)
+    store(shop, second(70, "stop"), position=4)
+    assert stored() == (70, "stop", "other", 1)
+
+
+def test_a_worker_that_had_a_request_twice_counts_for_the_second_time(shop: Shop) -> None:
+    # Given a worker that got a request again and was told only then that the first time is over
+    again = replace(checkpoint(shop, 1, 30, "stop"), moves=2)
+    store(shop, replace(again, output_tokens=0, reason=""), again, checkpoint(shop, 1, 80, "error"))
+    # Then what it said last of the first time changes nothing
+    with psycopg.connect(shop.database.operator_url) as conn:
+        query = "SELECT output_tokens, reason, moves FROM billing_workerusage"
+        assert conn.execute(query).fetchall() == [(30, "stop", 2)]
 
 
 def test_usage_sums_show_a_tenant_its_own_usage(shop: Shop) -> None:

@@ -161,12 +161,13 @@ async def test_every_chart_has_a_table_reached_by_keyboard(page: Page, publisher
 
 
 async def test_the_theme_is_kept_and_shared_with_the_administration(page: Page) -> None:
-    light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    body, background = page.locator("body"), "body => getComputedStyle(body).backgroundColor"
+    light = await body.evaluate(background)
     await page.get_by_role("button", name="Dark theme").click()
-    dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    dark = await body.evaluate(background)
     assert light != dark
     await page.reload()
-    assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+    assert await body.evaluate(background) == dark
     await page.goto("/admin/")
     await expect(page.locator("html")).to_contain_class("dark")
 

@@ -36,7 +36,7 @@ def published(state: FleetState) -> FleetSnapshot:
 
 def test_controller_and_console_agree_on_the_published_form() -> None:
     state = fleet([worker(0), worker(1)])
-    assert FleetSnapshot.__struct_fields__ == FleetState.__struct_fields__
+    assert FleetSnapshot.__struct_fields__ == (*FleetState.__struct_fields__, "deployments")
     assert published(state).workers == state.workers
     assert msgspec.convert(history_point(state), FleetPoint).queued == {"interactive": 3, "batch": 21}
 

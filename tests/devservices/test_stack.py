@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from devservices.processes import processes_working_in
-from devservices.stack import Stack
+from devservices.stack import Stack, stop_stages
 from devservices.state import UpSettings, database_name
 
 SECRETS = {"wire_secret": "wire", "secret_key": "django", "key_pepper": "00", "master_key": "11"}
@@ -64,16 +64,25 @@ def test_only_those_who_need_a_secret_have_it(
     monkeypatch.setenv("https_proxy", "https://user:secret@proxy.example")
     secrets = {"SLUICE_KEY_PEPPER", "SLUICE_SECRET_KEY", "SLUICE_DB_APP", "SLUICE_DB_OPERATOR"}
     secrets |= {"SLUICE_MASTER_KEY"}
-    for spec in (stack.worker(0, "demo", "d"), stack.dispatcher()):
+    for spec in (stack.worker(0, "demo", "d"), stack.dispatchers()[0]):
         assert not secrets & spec.environment.keys(), spec.name
     for spec in (stack.gateway(), stack.controller(), stack.celery(), stack.seed(tmp_path / "seed.json")):
         assert secrets <= spec.environment.keys(), spec.name
-    everybody = [stack.gateway(), stack.dispatcher(), stack.controller(), stack.celery(), stack.migrate()]
+    everybody = [stack.gateway(), stack.dispatchers()[0], stack.controller(), stack.celery(), stack.migrate()]
     for spec in (*everybody, stack.worker(0, "demo", "d")):
         assert not {"DATABASE_URL", "PIP_INDEX_URL", "https_proxy"} & spec.environment.keys(), spec.name
     importing = stack.model_import().environment
     assert {"PIP_INDEX_URL", "https_proxy"} <= importing.keys()
     assert "DATABASE_URL" not in importing
+
+
+def test_the_worker_of_an_upstream_is_one_that_stops_with_the_others(stack: Stack) -> None:
+    spec, worker = stack.upstream_worker("far"), stack.worker(0, "demo", "d")
+    assert spec.name == "upstream-far"
+    for words in (spec.command, worker.command):
+        assert words[words.index("--gateway") + 1] == "gateway-0"
+    (stage,) = [stage for stage in stop_stages(["far"]) if worker.name in stage]
+    assert spec.name in stage
 
 
 @pytest.mark.parametrize(

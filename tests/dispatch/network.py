@@ -86,6 +86,7 @@ class End:
     """One end of a connection, as its owner holds it. Close and abort differ in what is still delivered."""
 
     other: "End"
+    names = None  # of a certificate
 
     def __init__(self, clock: Clock, owner: Owner) -> None:
         self.clock = clock

@@ -106,6 +106,7 @@ def report(
     cost: list[float] | None = None,
     row_limit: int = 0,
     work: list[FlowWork] | None = None,
+    cut: list[RowKey] | None = None,
 ) -> Report:
     return Report(
         seq=seq,
@@ -128,4 +129,5 @@ def report(
         cost=cost or [],
         row_limit=row_limit,
         work=work or [],
+        cut=cut or [],
     )

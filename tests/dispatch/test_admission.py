@@ -3,7 +3,7 @@
 import pytest
 
 from dispatch.fleet import REFUSAL_PAUSE_MS
-from gpuworker.wire.messages import Ended, FlowWork, Placed, Refused, RowKey, Run, pack_ids
+from gpuworker.wire.messages import Cancel, Ended, FlowWork, Placed, Refused, RowKey, Run, pack_ids
 from policy.flow import BATCH_URGENT
 from policy.prefix import BLOCK_TOKENS, ROUTER_STRIDE, prefix_next, prefix_root
 from policy.queue_settings import QueueSettings
@@ -22,17 +22,84 @@ def ran(inbox: Inbox) -> list[int]:
 
 
 def test_a_refusal_names_the_limit_and_says_when_to_come_back() -> None:
-    scene = Scene(queue=QueueSettings(queue_least=1, queue_most=2, queue_unknown=2))
-    for sid in (1, 2, 3):
+    scene = Scene(queue=QueueSettings(queue_least=1, queue_most=2))
+    worker = scene.worker(max_rows=1)
+    for sid in (1, 2, 3, 4):
         scene.submit(sid)
     (ended,) = scene.gateway.of(Ended)
-    assert (ended.sid, ended.code, ended.reason) == (3, "queue_full", "")
+    assert (ended.sid, ended.code, ended.reason) == (4, "queue_full", "")
     assert (ended.name, ended.used, ended.limit) == ("queued_requests", 2, 2)
     assert 1_000 <= ended.retry_after_ms <= 60_000
     state = scene.dispatcher.fleet_state(scene.now, 0)
-    assert (state.submitted, state.refused) == (3, 1)
-    assert [g.streams for g in state.gateways] == [2], "nothing is kept of it"
-    assert ran(scene.worker()) == [1, 2]
+    assert (state.submitted, state.refused) == (4, 1)
+    assert [g.streams for g in state.gateways] == [3], "nothing is kept of it"
+    assert ran(worker) == [1]
+
+
+def test_without_a_replica_nobody_knows_when_to_come_back() -> None:
+    scene = Scene(queue=QueueSettings(queue_least=1, queue_unknown=2))
+    for sid in (1, 2, 3):
+        scene.submit(sid)
+    (ended,) = scene.gateway.of(Ended)
+    assert (ended.sid, ended.code, ended.retry_after_ms) == (3, "queue_full", 0)
+
+
+def test_who_waited_in_vain_has_a_place_when_it_comes_back_as_told() -> None:
+    # Given a request that waits as long as its gateway lets it
+    scene = Scene()
+    worker = scene.worker(max_rows=1)
+    said(scene, cost=SLOW, row_limit=1)
+    scene.submit(1, max_tokens=4_000, tenant="other")
+    scene.submit(2, prompt=20, start_ms=2_000)
+    for _ in range(10):
+        scene.silent_for(250)
+        said(scene, cost=SLOW, row_limit=1)
+    (ended,) = scene.gateway.of(Ended)
+    assert (ended.sid, ended.code) == (2, "deadline_unmeetable")
+    # Then its place is kept, not promised to everybody
+    version = scene.dispatcher._versions.get("d1")
+    assert version is not None
+    assert 1_000 <= ended.retry_after_ms <= 60_000
+    assert len(version.queue._entrance._admission.bookings) == 1
+    assert ran(worker) == [1]
+
+
+@pytest.mark.parametrize(("is_whole", "refused"), [(False, []), (True, [1])])
+def test_who_waits_for_the_last_token_is_refused_where_that_would_be_late(
+    scene: Scene, is_whole: bool, refused: list[int]
+) -> None:
+    worker = scene.worker()
+    said(scene, cost=[10.0, 5.0, 0.2, 0.0, 0.0], row_limit=4)
+    # Given 400 tokens, at 15 ms and more each, for a client that waits five seconds
+    fields = {"max_tokens": 400, "expected_tokens": 400, "deadline_ms": 5_000}
+    scene.submit(1, is_whole=is_whole, **fields)
+    assert [ended.sid for ended in scene.gateway.of(Ended)] == refused
+    assert {(e.code, e.name, e.retry_after_ms) for e in scene.gateway.of(Ended)} <= {
+        ("deadline_unmeetable", "wait_ms", 0)
+    }
+    # and of 200, all of which are in time while nothing else runs
+    scene.submit(2, is_whole=is_whole, **{**fields, "expected_tokens": 200})
+    assert ran(worker)[-1] == 2
+
+
+@pytest.mark.parametrize("how", ["ended", "cut", "cancelled"])
+def test_what_a_row_did_not_produce_does_not_count_as_done(scene: Scene, how: str) -> None:
+    """By how fast the fleet works after its end: an expectation of four seconds, over after a moment."""
+    scene.worker(max_rows=1)
+    scene.submit(1, max_tokens=100, expected_tokens=100)
+    scene.submit(2)
+    said(scene, prefilled=[RowKey("g", 1)])
+    version = scene.dispatcher._versions.get("d1")
+    assert version is not None
+    scene.silent_for(100)
+    before = version.queue._entrance._drain_rate._done_us
+    if how == "cancelled":
+        scene.dispatcher.cancel("g", Cancel(sid=1))
+    cut = [RowKey("g", 1)] if how == "cut" else []
+    scene.dispatcher.report("w", report(10, ended=[RowKey("g", 1)], cut=cut), scene.now)
+    done_us = version.queue._entrance._drain_rate._done_us - before
+    whole_us = 100 * 200
+    assert done_us == whole_us if how == "ended" else 0 <= done_us < 0.05 * whole_us
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once(scene: Scene) -> None:

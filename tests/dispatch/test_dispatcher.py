@@ -1,5 +1,7 @@
 """Order, placement and endings decided by the dispatcher, on a manual clock."""
 
+import msgspec
+
 from dispatch.fleet import REFUSAL_PAUSE_MS
 from gpuworker.wire.messages import (
     Cancel,
@@ -110,11 +112,12 @@ def test_expired_requests_end_before_they_reach_a_replica(scene: Scene) -> None:
 
 
 def test_a_full_queue_refuses_with_a_retry_time() -> None:
-    scene = Scene(queue=QueueSettings(queue_least=1, queue_most=2, queue_unknown=2))
-    for sid in (1, 2, 3):
+    scene = Scene(queue=QueueSettings(queue_least=1, queue_most=2))
+    scene.worker(max_rows=1)
+    for sid in (1, 2, 3, 4):
         scene.submit(sid)
     ended = scene.gateway.of(Ended)
-    assert [(e.sid, e.code) for e in ended] == [(3, "queue_full")]
+    assert [(e.sid, e.code) for e in ended] == [(4, "queue_full")]
     assert 1_000 <= ended[0].retry_after_ms <= 60_000
 
 
@@ -168,13 +171,27 @@ def test_a_silent_worker_is_suspect_then_dead_and_gateways_hear_of_it(scene: Sce
     assert [d.incarnation for d in scene.gateway.of(WorkerDown)] == ["w"]
 
 
+def test_a_worker_that_warms_is_given_nothing_until_it_says_that_it_is_ready(scene: Scene) -> None:
+    worker = Inbox()
+    scene.dispatcher.worker_joined(hello("worker", "w", "w"), worker, scene.now)
+    scene.submit(1)
+    assert worker.of(Run) == []  # it said nothing yet
+    warming = msgspec.structs.replace(report(1, free_blocks=64), warming=True)
+    scene.dispatcher.report("w", warming, scene.now)
+    assert worker.of(Run) == []
+    assert [view.state for view in scene.dispatcher.fleet_state(scene.now, 0).workers] == ["warming"]
+    scene.dispatcher.report("w", report(2, free_blocks=64), scene.now)
+    assert [run.submit.sid for run in worker.of(Run)] == [1]
+    assert [view.state for view in scene.dispatcher.fleet_state(scene.now, 0).workers] == ["ready"]
+
+
 def test_a_worker_that_comes_back_after_being_declared_dead_drops_its_rows() -> None:
     scene = Scene(rejoin_grace_ms=0)
     scene.worker()
     scene.submit(1)
     scene.dispatcher.worker_lost("w", "reset")
     back = scene.worker(running=[RowKey("g", 1)])
-    assert back.of(CancelRow) == [CancelRow(row=RowKey("g", 1), reason="error")]
+    assert back.of(CancelRow) == [CancelRow(row=RowKey("g", 1), reason="moved")]
 
 
 def test_a_new_dispatcher_believes_what_workers_run(scene: Scene) -> None:

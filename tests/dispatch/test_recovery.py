@@ -217,7 +217,7 @@ def test_a_row_running_in_two_places_is_cancelled_where_its_gateway_was_not_sent
     scene.submit(1)
     assert ran(first) == [1]
     second = scene.worker("second", running=[ROW])
-    assert second.of(CancelRow) == [CancelRow(row=ROW, reason="error")]
+    assert second.of(CancelRow) == [CancelRow(row=ROW, reason="moved")]
     scene.dispatcher.report("second", report(2, ended=[ROW]), scene.now)
     scene.dispatcher.cancel("g", Cancel(sid=1))
     assert first.of(CancelRow) == [CancelRow(row=ROW, reason="cancelled")], "still known where it runs"

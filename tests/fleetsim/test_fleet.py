@@ -132,6 +132,22 @@ def test_at_twice_the_load_nothing_starts_late_and_who_obeys_gets_in() -> None:
     assert facts["goodput_tokens_per_s"] >= 0.95 * sum(unbounded.output_tokens.values()) / 145
 
 
+@pytest.mark.parametrize("obeying", [0.3, 1.0])
+def test_whoever_is_told_to_come_back_gets_in_then_however_many_do(obeying: float) -> None:
+    """A hundred seconds of twice the load, and time for everybody to come back."""
+    short = {"duration_s": 190, "workload.0.end_s": 10, "workload.1.start_s": 10, "workload.1.end_s": 110}
+    measured = {"measure_from_s": 10, "measure_to_s": 110}
+    overload = scenario_read(FOLDER / "overload-2x.toml")
+    simulation = simulate(overload.changed({**short, **measured, "clients.obeying": obeying}))
+    facts = facts_of(simulation, simulation, 100.0)
+    assert facts["starts_after_deadline"] == 0
+    assert facts["first_retries"] > 100
+    assert facts["first_retries_admitted"] >= 0.9
+    # and not everybody is told: there is no place for all
+    refused = [request for request in simulation.recorder.requests if request.outcome == "refused"]
+    assert sum(request.tries == 1 for request in refused) > 100
+
+
 SHORT = {"duration_s": 400, "workload.0.end_s": 400, "workload.2.end_s": 400}
 
 

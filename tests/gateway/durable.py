@@ -185,7 +185,7 @@ def paced(
     return script_of
 
 
-def _customers_make(gateway: GatewayProcess, count: int) -> list[Customer]:
+def customers_make(gateway: GatewayProcess, count: int) -> list[Customer]:
     manifest = manifest_load(gateway.folder / "weights" / gateway.digest)
     with operator_scope():
         version_publish(slug=MODEL, name=MODEL, owned_by="test", manifest=manifest, actor=ACTOR)
@@ -218,7 +218,7 @@ async def fleet_started(
             for _ in range(gateways)
         ]
         started = [await stack.enter_async_context(gateway) for gateway in starting]
-        make = sync_to_async(_customers_make)
+        make = sync_to_async(customers_make)
         made = await make(started[0], customers + strict)
         fleet = Fleet(started, database, valkey.url, made[0], made[1:customers], made[customers:])
         if strict:

@@ -61,13 +61,13 @@ class Relay:
         self._writers |= pair
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_copy(reader, target_writer))
-                group.create_task(_copy(target_reader, writer))
+                group.create_task(copy(reader, target_writer))
+                group.create_task(copy(target_reader, writer))
         finally:
             self._writers -= pair
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(65536):
             writer.write(data)

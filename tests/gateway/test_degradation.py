@@ -85,6 +85,40 @@ async def test_outputs_become_as_short_as_three_quarters_are(pressed: GatewayPro
     assert (await ask(pressed))[1].max_tokens == 200
 
 
+async def test_one_choice_is_given_where_several_were_asked_for(pressed: GatewayProcess) -> None:
+    await press(pressed, 2)
+    response, submit = await ask(pressed, n=3, best_of=3)
+    assert (submit.n, len(response.json()["choices"])) == (3, 3)
+    assert "x-degraded" not in response.headers
+    await press(pressed, 3)
+    response, submit = await ask(pressed, n=3, best_of=3)
+    assert (submit.n, submit.expected_tokens, len(response.json()["choices"])) == (1, 200, 1)
+    assert response.headers["x-degraded"] == "n"
+    # and what is billed is what was given
+    usage = response.json()["usage"]
+    assert usage["completion_tokens"] == pressed.usage_of(submit.request_id).output_tokens == WORDS
+    await learn(pressed)
+    response, _ = await ask(pressed, n=2)
+    assert response.headers["x-degraded"] == "n, max_tokens"
+
+
+async def test_only_what_is_known_is_a_reason_to_refuse_a_whole_answer(pressed: GatewayProcess) -> None:
+    assert not (await ask(pressed))[1].is_whole, "it may be shorter than all that is allowed"
+    assert (await ask(pressed, ignore_eos=True))[1].is_whole
+    await learn(pressed)
+    assert (await ask(pressed))[1].is_whole
+    seen: list[Submit] = []
+    answer = echo(pressed.dispatcher)
+
+    def script(submit: Submit) -> None:
+        seen.append(submit)
+        answer(submit)
+
+    with pressed.dispatcher.scripted(script):
+        await pressed.post("/v1/completions", {**BODY, "stream": True})
+    assert not seen[0].is_whole, "a stream's client reads as it comes"
+
+
 async def test_answers_that_were_cut_do_not_make_the_next_ones_shorter(pressed: GatewayProcess) -> None:
     most: list[int] = []
 

@@ -1,6 +1,7 @@
 """The gateway's copy follows what operators change within a second: quotas, weights, prices, stand-ins."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -88,6 +89,16 @@ async def test_a_route_is_followed_though_nobody_gives_notice_and_never_back(
     assert followed.feed.current.routes["large"].revision == 7
     await asyncio.to_thread(write, 8)
     await followed.shows(lambda snapshot: snapshot.routes["large"].revision == 8)
+
+
+async def test_how_old_the_routes_are_is_known_and_less_than_a_second(followed: Followed) -> None:
+    feed, ages_s = followed.feed, []
+    until = time.monotonic() + 2.0
+    while (now := time.monotonic()) < until:
+        ages_s.append(now - feed.known_at)
+        await asyncio.sleep(0.02)
+    assert max(ages_s) <= SOON_S
+    assert min(ages_s) < max(ages_s) / 2  # it was asked meanwhile
 
 
 async def test_a_quota_set_changed_and_removed_is_seen_at_once(followed: Followed, key: ApiKey) -> None:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from policy.flow import BATCH, INTERACTIVE, Flow
-from policy.model_queue import ModelQueue, QueueSettings, Refusal, Replica, Waiting
+from policy.model_queue import ModelQueue
+from policy.placement import Replica
+from policy.queue_settings import QueueSettings
 from policy.step_cost import StepCost
-from policy.waiting import LevelChange
+from policy.waiting import LevelChange, Refusal, Waiting
 
 COST = StepCost(base_ms=10, row_ms=1.0, token_ms=0.1, context_ms=0.0)
 OUTPUT_TOKEN_MS = 2.0  # machine time; the estimate thinks 1 ms and a part of the base

@@ -10,6 +10,7 @@ from policy.admission import BYTES_PER_TOKEN, Admission, Drain, wait_ms
 from policy.fair_queue import FairQueue
 from policy.flow import INTERACTIVE, Flow
 from policy.queue_settings import QueueSettings
+from policy.retry_bookings import MOST_BOOKINGS
 from policy.waiting import Refusal, Waiting
 from tests.policy.queue_fleet import waiting_make
 
@@ -46,8 +47,8 @@ class Class:
     ) -> Refusal | None:
         return self.admission.late(self.queue, waiting, prefill_ms, drain, now_ms, is_booked=is_booked)
 
-    def full(self, waiting: Waiting, drain: Drain = DRAIN) -> Refusal | None:
-        return self.admission.full(self.queue, waiting, drain, 0)
+    def full(self, waiting: Waiting, drain: Drain = DRAIN, *, is_booked: bool = False) -> Refusal | None:
+        return self.admission.full(self.queue, waiting, drain, 0, is_booked=is_booked)
 
 
 def wait(case: Class, tenant: str, weight: float = 1.0, drain: Drain = DRAIN) -> float:
@@ -174,15 +175,85 @@ def test_who_would_have_to_wait_for_more_than_a_minute_is_promised_nothing() -> 
     case.fill(1_300)
     refusal = case.late(case.waiting(deadline_ms=1000))
     assert refusal is not None
-    assert refusal.retry_after_ms == 60_000
+    assert refusal.retry_after_ms == 0
     assert len(case.admission.bookings) == 0
 
 
-@given(st.floats(-1e9, 1e9))
-def test_times_to_return_are_between_a_second_and_a_minute(after_ms: float) -> None:
-    told_ms = Class().admission.retry_ms(after_ms)
-    assert 1_000 <= told_ms <= 60_000
-    assert told_ms >= min(after_ms, 60_000)
+def test_who_comes_after_all_places_of_the_next_minute_are_taken_is_promised_nothing() -> None:
+    # Given a flow at twice the rate it is served with, whose refused clients all come back
+    case = Class(queue_least=1)
+    case.fill(20)
+    told = []
+    for _ in range(2_000):
+        refusal = case.late(case.waiting(deadline_ms=1000))
+        assert refusal is not None
+        told.append(refusal.retry_after_ms)
+    # Then as many are told to come as have a place then, and nobody else
+    booked = [ms for ms in told if ms]
+    assert len(booked) == len(case.admission.bookings)
+    assert told[-100:].count(0) > 0
+    assert len(booked) * 0.1 <= 60 * DRAIN.rate
+
+
+@given(st.floats(-1e9, 1e9), st.floats(0, 1e9))
+def test_times_to_return_are_between_a_second_and_a_minute_or_none(more_ms: float, least_ms: float) -> None:
+    case = Class()
+    waiting = case.waiting()
+    told_ms = case.admission.told_ms(case.queue, waiting, more_ms, DRAIN, 0, least_ms=least_ms)
+    assert told_ms == 0 or 1_000 <= told_ms <= 60_000
+    assert told_ms == 0 or told_ms >= max(more_ms, least_ms)
+    assert len(case.admission.bookings) == (told_ms > 0)
+
+
+def test_a_place_that_cannot_be_booked_is_not_promised() -> None:
+    case = Class()
+    for _ in range(MOST_BOOKINGS):
+        assert case.admission.bookings.book(case.waiting(), 1_000)
+    assert case.admission.told_ms(case.queue, case.waiting(), -1e9, DRAIN, 0) == 0
+    other = case.waiting("b")
+    assert case.admission.told_ms(case.queue, other, 0, DRAIN, 0) > 0
+
+
+# -- whole answers ----------------------------------------------------------------------------------------
+
+
+def whole(case: Class, *, service_ms: float, within_ms: float) -> Waiting:
+    waiting = case.waiting()
+    waiting.service_ms, waiting.whole_by_ms = service_ms, within_ms
+    return waiting
+
+
+def test_who_waits_for_the_last_token_is_let_in_by_the_time_of_all_of_them() -> None:
+    case = Class()
+    case.fill(10)  # 500 ms
+    assert case.late(whole(case, service_ms=400, within_ms=1000)) is None
+    refusal = case.late(whole(case, service_ms=401, within_ms=1000))
+    assert refusal is not None
+    assert (refusal.code, refusal.name, refusal.used, refusal.limit) == (
+        "deadline_unmeetable",
+        "wait_ms",
+        901,
+        900,
+    )
+    assert "last token" in refusal.message
+    assert refusal.retry_after_ms >= 1_000, "there is time enough when its turn comes at once"
+    assert case.late(case.waiting(deadline_ms=1000)) is None, "a stream begins in time"
+
+
+def test_an_answer_that_is_too_long_by_itself_is_not_told_to_come_back() -> None:
+    case = Class()
+    refusal = case.late(whole(case, service_ms=901, within_ms=1000))
+    assert refusal is not None
+    assert (refusal.retry_after_ms, len(case.admission.bookings)) == (0, 0)
+
+
+def test_the_first_token_has_its_own_time_in_a_whole_answer_too() -> None:
+    case = Class()
+    waiting = whole(case, service_ms=950, within_ms=100_000)
+    waiting.deadline_ms = 1_000
+    refusal = case.late(waiting, prefill_ms=901)
+    assert refusal is not None
+    assert "first token" in refusal.message
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60))
@@ -241,7 +312,21 @@ def test_without_a_replica_a_fixed_number_waits() -> None:
     case.fill(1)
     refusal = case.full(case.waiting(), Drain(0.0))
     assert refusal is not None
-    assert (refusal.limit, refusal.retry_after_ms >= 1_000) == (5, True)
+    assert (refusal.limit, refusal.retry_after_ms) == (5, 0), "nobody knows when"
+
+
+def test_who_was_told_to_come_back_is_let_into_a_full_queue_but_not_without_bound() -> None:
+    case = Class(queue_least=1, queue_most=20, queue_bytes=20_000 * BYTES_PER_TOKEN)
+    case.fill(20)
+    assert case.full(case.waiting(deadline_ms=1000)) is not None
+    assert case.full(case.waiting(deadline_ms=1000), is_booked=True) is None
+    long = case.waiting(deadline_ms=1000, prompt=30_000)
+    assert case.full(long) is not None
+    assert case.full(long, is_booked=True) is None
+    longer = case.waiting(deadline_ms=1000, prompt=50_000)
+    assert case.full(longer, is_booked=True) is not None
+    case.fill(20)
+    assert case.full(case.waiting(deadline_ms=1000), is_booked=True) is not None
 
 
 def test_prompts_are_bounded_in_bytes_by_the_same_rule() -> None:

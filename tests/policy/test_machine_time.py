@@ -184,6 +184,9 @@ def test_work_with_costs_is_what_steps_last() -> None:
     assert estimate.prefill_ms(waiting) == pytest.approx(6)
     assert estimate.decode_ms(waiting) == pytest.approx(50 * (1 + 10 / 20))
     assert estimate.service_ms(waiting, 2) == pytest.approx(12 + 50 * (10 + 20))
+    # beside fewer rows a step is shorter, and no step holds more than the limit
+    assert estimate.service_ms(waiting, 2, 1) == pytest.approx(12 + 50 * (10 + 1))
+    assert estimate.service_ms(waiting, 2, 99) == pytest.approx(12 + 50 * (10 + 20))
     both = waiting_make(prompt=100, output=50, cached=200, choices=2)
     assert both.new_tokens == 1
     assert estimate.service_ms(both, 1) == pytest.approx(0.1 + 25 * 30)

@@ -7,7 +7,9 @@ from random import Random
 import pytest
 
 from policy.flow import BATCH, BATCH_URGENT, INTERACTIVE, Flow
-from policy.model_queue import ModelQueue, QueueSettings, Replica
+from policy.model_queue import ModelQueue
+from policy.placement import Replica
+from policy.queue_settings import QueueSettings
 from tests.policy.queue_fleet import COST, Fleet, replica_make, waiting_make
 
 
@@ -183,6 +185,21 @@ def test_what_was_cut_short_counts_as_far_as_it_came(was_cut: bool, after_ms: fl
     work_ms = 0.2 * 100
     factor = 1 - exp(-4_999 / 5_000)
     assert done[0] - done[1] == pytest.approx(factor * part * work_ms / 4_999, rel=0.05)
+
+
+def test_a_whole_answer_that_would_not_be_done_in_time_is_dropped_before_it_starts() -> None:
+    # Given ten tokens of about thirty milliseconds, which are to be there after a second, and no room
+    queue = queue_make(replica_make(rows=20))
+    late, stream = waiting_make(1, "a", output=10), waiting_make(2, "a", output=10)
+    late.whole_by_ms = 1_000
+    assert queue.submit(late, 0) is None
+    assert queue.submit(stream, 0) is None
+    assert late.latest_ms == pytest.approx(1_000 - late.service_ms)
+    assert 200 < late.service_ms < 400
+    assert queue.expired(late.latest_ms - 1) == []
+    assert [waiting.key for waiting in queue.expired(late.latest_ms + 1)] == [1]
+    # Then it can be told when to come back, and has a place then
+    assert 1_000 <= queue.retry_after_ms(late, 700) <= 60_000
 
 
 def test_the_end_of_an_adopted_row_says_nothing_of_how_fast_the_fleet_works() -> None:
@@ -500,7 +517,7 @@ def test_room_is_kept_for_nobody_who_left(leaves: str) -> None:
 
 def test_levels_rise_with_what_most_tenants_wait_and_each_change_is_told_once() -> None:
     fleet, number = Fleet(1), 0
-    while fleet.now_ms < 30_000:
+    while fleet.now_ms < 60_000:
         number += 1
         fleet.submit(f"tenant {number % 4}", prompt=300, output=60)
         fleet.advance(50)
@@ -640,6 +657,41 @@ def test_who_was_let_in_once_is_let_in_again_and_its_lost_prompt_is_charged_to_n
     assert taken(queue, 10)[0] == "1 again"
     with pytest.raises(ValueError, match="here already"):
         queue.readmit(again, 10)
+
+
+def test_what_was_interrupted_is_first_of_its_tenant_within_a_budget_and_delays_no_other() -> None:
+    # Given a tenant with requests that wait, and many of it whose replica was lost
+    queue = queue_make(replica_make(rows=0))
+    for number in range(5):
+        queue.submit(waiting_make(f"waiting {number}", "a", deadline_ms=5_000, prompt=100), 0)
+    queue.submit(waiting_make("other", "b", deadline_ms=9_000, prompt=100), 0)
+    lost = [waiting_make(f"lost {number}", "a", deadline_ms=60_000, prompt=1_000) for number in range(40)]
+    for waiting in lost:
+        waiting.was_lost = True
+        assert queue.readmit(waiting, 0) is None
+    # Then as many as the budget allows come before the others of their tenant, the rest after them
+    first = [waiting for waiting in lost if waiting.comes_first]
+    assert 0 < len(first) < len(lost)
+    assert first == lost[: len(first)]
+    order = [str(key) for key in _all_taken(queue)]
+    of_a = [key for key in order if key != "other"]
+    assert of_a[: len(first)] == [waiting.key for waiting in first]
+    assert all(key.startswith("waiting") for key in of_a[len(first) : len(first) + 5])
+    # And another tenant's request takes its turn as ever
+    assert order.index("other") <= 2
+
+
+def _all_taken(queue: ModelQueue) -> list[object]:
+    """One after the other, on a replica that is done with each at once."""
+    keys: list[object] = []
+    while placement := queue.take(0):
+        key = placement.waiting.key
+        keys.append(key)
+        queue.prefilled(key)
+        queue.worked("r0", placement.waiting.flow, 1_000 * len(keys))
+        queue.ended(key, 0)
+        queue.replica_update(replica_make(rows=0))
+    return keys
 
 
 def test_what_no_replica_can_hold_any_more_is_not_let_in_again() -> None:

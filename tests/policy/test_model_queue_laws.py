@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.flow import BATCH, BATCH_URGENT, INTERACTIVE, Flow
-from policy.model_queue import ModelQueue, QueueSettings, Replica, Waiting
+from policy.model_queue import ModelQueue
+from policy.placement import Replica
+from policy.queue_settings import QueueSettings
+from policy.waiting import Waiting
 from tests.policy.queue_fleet import COST, Fleet, replica_make, waiting_make
 
 SMALL = QueueSettings(queue_least=4, queue_most=12, queue_bytes=40_000, hold_ms=300)
@@ -167,8 +170,8 @@ class World:
 
     def check(self) -> None:
         queue = self.queue
-        late = {waiting.key for waiting in queue._late}
-        assert queue._waiting.keys() | late == self.waiting.keys()
+        late = {waiting.key for waiting in queue._backlog.late}
+        assert queue._backlog.waiting.keys() | late == self.waiting.keys()
         assert queue._placer.placed.keys() == self.placed.keys()
         waiting = Counter(w.flow for w in self.waiting.values() if w.key not in late)
         running: Counter[Flow] = Counter()
@@ -192,8 +195,8 @@ class World:
             assert lane.weight == pytest.approx(0, abs=1e-9)
             assert lane.queued_weight == pytest.approx(0, abs=1e-9)
             assert list(lane.turns()) == []
-        assert (len(queue._waiting), len(queue._starts), len(queue._urgent), placer.placed) == (0, 0, 0, {})
-        assert queue._starts.entries <= 16
+        assert (len(queue._backlog.waiting), len(queue._backlog.deadlines), placer.placed) == (0, 0, {})
+        assert queue._backlog.deadlines.entries <= 32
         for key in self.hosts:
             room = placer.rooms[key]
             assert (room.parts, room.yielding_rows, room.tokens_before) == ({}, [0, 0, 0], [0, 0, 0])

@@ -21,6 +21,15 @@ def test_until_twenty_answers_have_ended_all_that_is_allowed_is_expected() -> No
     assert learned([50] * SAMPLES, 4_000) == 50
 
 
+def test_it_says_whether_it_learned_anything() -> None:
+    estimates = OutputEstimates()
+    for number in range(SAMPLES):
+        assert not estimates.is_known("acme", "small"), number
+        estimates.observe("acme", "small", 50)
+    assert estimates.is_known("acme", "small")
+    assert not estimates.is_known("acme", "large")
+
+
 def test_the_first_estimate_is_the_percentile_of_what_was_seen() -> None:
     assert learned(list(range(100, 100 + SAMPLES))) == 114
 

@@ -45,7 +45,7 @@ def test_an_over_share_flow_holds_no_more_of_one_replica_than_of_all() -> None:
     rooms.flipped(Flow("a", INTERACTIVE), True)
     held = 0
     while held < 10 and rooms.choose(
-        waiting_make(held, "a", prompt=1), MORE, may_use_held=False, own_part=0.3
+        waiting_make(held, "a", prompt=1), MORE, 0, may_use_held=False, own_part=0.3
     ):
         rooms.prefilled("r0", placed(rooms, "a", number=held, prompt=1))
         held += 1

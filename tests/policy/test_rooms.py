@@ -16,7 +16,7 @@ WINDOW = 256
 
 
 def rooms_make(*replicas: object) -> Rooms:
-    rooms = Rooms(window_tokens=WINDOW, yielding_part=0.8)
+    rooms = Rooms(window_tokens=WINDOW, yielding_part=0.8, rng=Random(1))
     for replica in replicas or (replica_make(),):
         rooms.update(replica)  # type: ignore[arg-type]
     return rooms
@@ -30,7 +30,7 @@ def choose(
     **fields: object,
 ):
     waiting = waiting_make(**fields)  # type: ignore[arg-type]
-    return rooms.choose(waiting, lane, may_use_held=may_use_held)
+    return rooms.choose(waiting, lane, 0.0, may_use_held=may_use_held)
 
 
 def placed(
@@ -48,12 +48,12 @@ def placed(
 
 
 def test_the_least_prefill_then_the_most_memory_then_the_name() -> None:
-    rooms = rooms_make(replica_make("r1", free=50), replica_make("r0", free=50), replica_make("r2", free=40))
+    rooms = rooms_make(replica_make("r1", free=50), replica_make("r0", free=50))
     assert choose(rooms, prompt=16) == "r0"
-    placed(rooms, key="r0", prompt=16)
+    placed(rooms, key="r0", prompt=128)
     assert choose(rooms, prompt=16) == "r1"
-    placed(rooms, key="r1", prompt=16)
-    assert choose(rooms, prompt=16) == "r2"
+    rooms = rooms_make(replica_make("r1", free=50), replica_make("r0", free=40))
+    assert choose(rooms, prompt=16) == "r1"
 
 
 def test_long_prompts_go_to_their_own_pool_if_it_has_room() -> None:

@@ -46,6 +46,30 @@ def test_two_backlogged_flows_differ_by_at_most_two_quanta_per_weight(
 
 
 @given(st.data())
+def test_another_one_goes_on_where_it_was_in_whatever_order_the_flows_come(data: st.DataObject) -> None:
+    time: VirtualTime[str] = VirtualTime(max_lag_ms=1_000.0)
+    for flow, is_there, cost_ms in data.draw(
+        st.lists(st.tuples(flows, st.booleans(), st.floats(1, QUANTUM_MS)))
+    ):
+        if is_there:
+            time.activate(flow)
+            time.charge(flow, cost_ms)
+        else:
+            time.deactivate(flow)
+    after: VirtualTime[str] = VirtualTime(max_lag_ms=1_000.0)
+    after.resume(time.leads())
+    active = sorted(time.active)
+    for flow in data.draw(st.permutations(active)):
+        after.activate(flow)
+    after.resumed()
+    assert after.active == time.active
+    if active:  # and who comes anew starts where it would have
+        everybody = [*"abcde", "newcomer"]
+        base, base_after = time.of(active[0]), after.of(active[0])
+        assert [time.of(f) - base for f in everybody] == [after.of(f) - base_after for f in everybody]
+
+
+@given(st.data())
 def test_the_bound_holds_from_wherever_the_flows_come(data: st.DataObject) -> None:
     """Given any past of comings, goings and service, two flows that are backlogged from now on differ by no
     more than two quanta and what a flow may lag."""

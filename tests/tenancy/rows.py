@@ -21,6 +21,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "billable_prompt_tokens": 0,
         "billable_cached_tokens": 0,
         "billable_output_tokens": 0,
+        "lost_cause": "",
     },
 }
 

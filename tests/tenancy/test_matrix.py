@@ -350,9 +350,11 @@ UPDATABLE = {
     "modelsvc_model": {"name", "owned_by"},
     "modelsvc_modelversion": {"state"},
     "modelsvc_modelroute": {"version_id", "max_output_tokens", "smaller_id", "revision", "updated_at"},
+    "modelsvc_deployment": {"replicas", "revision", "updated_at"},
+    "modelsvc_upstream": {"is_enabled", "master_key_id", "sealed_key", "updated_at"},
     "tenants_quota": {"limit", "burst", "updated_at"},
 }
-REMOVABLE = {"tenants_quota"}
+REMOVABLE = {"modelsvc_upstream", "tenants_quota"}
 
 
 @pytest.mark.parametrize("role", ["app", "operator"])

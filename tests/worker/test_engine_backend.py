@@ -128,7 +128,7 @@ async def test_the_server_ends_when_its_engine_died(folder: Path) -> None:
         settings, identity, backend_make(folder, FaultyRunner()), UsageJournal(journal, identity)
     )
     serving = asyncio.create_task(server.serve(asyncio.Event()))
-    await dispatcher.until(lambda: dispatcher.reports)
+    await dispatcher.until(lambda: dispatcher.reports and not dispatcher.reports[-1].warming)
     gateway = await GatewayEnd(settings.listen).connect()
     dispatcher.send(gateway.run(1, "\x02", digest="d"))
     with pytest.raises(WorkerFailed, match="the engine died: SystemExit: the end"):
@@ -178,7 +178,7 @@ async def test_a_step_that_hangs_is_reported_and_the_dispatcher_left_alone_until
     backend = backend_make(folder, runner, pacer=StepPacer(40))
     server, stop = WorkerServer(settings, identity, backend, UsageJournal(journal, identity)), asyncio.Event()
     serving = asyncio.create_task(server.serve(stop))
-    await dispatcher.until(lambda: dispatcher.reports)
+    await dispatcher.until(lambda: dispatcher.reports and not dispatcher.reports[-1].warming)
     gateway = await GatewayEnd(settings.listen).connect()
     runner.goes.clear()
     dispatcher.send(gateway.run(1, "abc", digest="d", max_tokens=9))

@@ -91,6 +91,20 @@ def test_a_new_dispatcher_counts_runs_anew_and_hears_of_everything_held(report: 
     assert not report.take(4).cache_reset
 
 
+def test_rows_that_did_not_come_to_their_own_end_are_said_once_and_to_nobody_new(report: LoadReport) -> None:
+    rows = [RowKey("g", 1), RowKey("g", 2)]
+    for is_new in (False, True):
+        ended = step()
+        ended.output.ended += rows
+        ended.output.cut += rows[:1]
+        report.update(ended)
+        if is_new:
+            report.restart([])
+        told = report.take(1)
+        assert (told.ended, told.cut) == (([], []) if is_new else (rows, rows[:1]))
+        assert report.take(2).cut == []
+
+
 def test_the_first_report_of_all_is_a_whole_one() -> None:
     assert LoadReport(IDLE).take(0).cache_reset
 

@@ -1,7 +1,7 @@
 /* What the page says about a fleet state, as text: the twin of platform/console/fleet.py. */
 import { countText, durationText, percentText, rateText } from "./format.js";
 
-const TONES = { ready: "ok", suspect: "warn", draining: "info" };
+const TONES = { warming: "info", ready: "ok", suspect: "warn", draining: "info" };
 const names = new Intl.Collator("en", { numeric: true });
 const sum = (items, field) => items.reduce((total, item) => total + item[field], 0);
 
@@ -23,7 +23,7 @@ export function tileFigures(state) {
 
 function absent(workers) {
   if (!workers.length) return "none connected";
-  const others = ["suspect", "draining"]
+  const others = ["warming", "suspect", "draining"]
     .map((state) => [workers.filter((worker) => worker.state === state).length, state])
     .filter(([number]) => number);
   return others.map(([number, state]) => `${number} ${state}`).join(", ") || "all answering";

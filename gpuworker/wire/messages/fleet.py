@@ -11,7 +11,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     digest: str
     address: str
-    state: str  # ready | suspect | draining
+    state: str  # warming | ready | suspect | draining
     running: int
     waiting: int
     pending_prefill_tokens: int
@@ -31,6 +31,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     preemptions_per_min: float = 0.0
     full: bool = False  # it takes nothing for now
     usage_mismatches: int = 0
+    epoch: int = 0  # how often it was started; 0: not known
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ class RowFlow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class Hello(Message, frozen=True):
     version: int
-    role: str  # gateway | worker | controller
+    role: str  # gateway | worker | controller; dispatcher: to another one, which term it holds
     id: str  # stable name, for people: gateway-0, worker-0
     incarnation: str  # new at each process start
     secret: str
@@ -38,6 +38,9 @@ class Hello(Message, frozen=True):
     labels: list[str] = []  # worker: pools it belongs to, for the router: long_prompt
     kv_dtype: str = ""  # worker: numbers of its KV, see policy.prefix; "" when it keeps no prefixes
     flows: list[RowFlow] = []  # worker: whose each of `running` is; empty: not known
+    term: int = 0  # of dispatchers: the highest this peer has seen
+    epoch: int = 0  # worker: how often it was started on its folder; 0: not known
+    to: str = ""  # gateway to a worker: the incarnation that it means; empty: whichever is there
 
 
 class Welcome(Message, frozen=True):
@@ -47,11 +50,17 @@ class Welcome(Message, frozen=True):
     id: str
     incarnation: str
     digest: str = ""
+    term: int = 0  # dispatcher: of its lease; 0: it is the only one
 
 
 class Refusal(Message, frozen=True):
-    code: str  # bad_version | bad_secret | bad_role | duplicate_id
+    """Code: bad_version, bad_secret, bad_role, bad_certificate, unknown_gateway, other_process, duplicate_id
+    or standby."""
+
+    code: str
     message: str
+    active: str = ""  # of `standby`: address of the active dispatcher, if known
+    term: int = 0  # and its term
 
 
 class Heartbeat(Message, frozen=True):

@@ -120,6 +120,8 @@ class Report(Message, frozen=True):
     full: bool = False  # it takes nothing for now, e.g. what it stands for does not answer
     hung: bool = False  # its step lasts far longer than it can: nothing more comes of its rows
     usage_mismatches: int = 0  # since start: requests whose upstream counted otherwise than the worker did
+    cut: list[RowKey] = []  # of `ended`, those that were ended before their output was
+    warming: bool = False  # it takes nothing yet
 
 
 class Refused(Message, frozen=True):

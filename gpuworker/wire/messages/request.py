@@ -55,6 +55,8 @@ class Submit(Message, frozen=True):
     emitted: int = 0  # so many ids at the end of `prompt` are output that a lost replica gave
     wants_ids: bool = False  # its frames carry the ids of its tokens, so that another replica can go on
     route_revision: int = 0  # of the model's route, as the gateway read it when it admitted the request
+    is_whole: bool = False  # its client is told nothing before the last token, and waits until the deadline
+    lost_on: str = ""  # incarnation of the replica to which its gateway lost the connection meanwhile
 
 
 class Cancel(Message, frozen=True):

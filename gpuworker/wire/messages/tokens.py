@@ -33,10 +33,10 @@ class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True, kw_only=True,
 
 class End(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):
     """Final word about a row; only these counts bill. With n > 1 the output of all choices is counted, and
-    the reason is that of choice 0."""
+    the reason is that of choice 0. `moved` with a message: the server that the worker stands for failed."""
 
     sid: int
-    reason: str  # stop | length | cancelled | deadline | error | gateway_lost
+    reason: str  # stop | length | cancelled | deadline | error | gateway_lost | moved: it stops
     prompt_tokens: int  # 0 when no prefill was begun
     cached_tokens: int  # of the prompt, found in the prefix cache
     output_tokens: int

@@ -22,6 +22,7 @@ class UsageCheckpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output_tokens: int
     reason: str  # "" while running, else End.reason
     at_ms: int  # Unix time
+    moves: int = 0  # as in its Submit: replicas that were lost with it before
 
 
 class Collect(Message, frozen=True):

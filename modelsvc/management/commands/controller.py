@@ -8,6 +8,7 @@ from channels.layers import get_channel_layer
 from django.core.management.base import BaseCommand
 
 from config import environment
+from gpuworker.wire.tls import tls_load
 from modelsvc.controller.runner import ControllerSettings, controller_run
 
 
@@ -18,6 +19,7 @@ class Command(BaseCommand):
         settings = ControllerSettings(
             dispatch_address=environment.dispatch_address(),
             wire_secret=environment.wire_secret(),
+            tls=tls_load(*environment.wire_tls_files()),
             database_url=environment.operator_database_url(),
             redis_url=environment.redis_url(),
         )

@@ -51,6 +51,7 @@ class SnapshotFeed:
         self._master_keys = master_keys
         self._on_change = on_change
         self.current: Snapshot | None = None
+        self.known_at = 0.0  # monotonic: since then no route may have changed unseen
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -86,11 +87,14 @@ class SnapshotFeed:
         while time.monotonic() < reload_at:
             async for _ in conn.notifies(timeout=CHECK_S, stop_after=1):
                 return
+            asked_at = time.monotonic()
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 if await routes_revision(conn) != revision:
                     return
+            self.known_at = asked_at
 
     async def _load(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        asked_at = time.monotonic()
         grants = await grants_load(conn, self._master_keys)
         routes = await routes_load(conn)
         prices = await prices_load(conn)
@@ -100,4 +104,5 @@ class SnapshotFeed:
             loaded_at=time.monotonic(),
             prices={price.model: price for price in prices},
         )
+        self.known_at = asked_at
         self._on_change(self.current)

@@ -58,6 +58,9 @@ def usage_of(job: Job, stream: Stream, gateway_incarnation: str, unix_ms: int) -
         output_tokens=output,
         outcome=outcome,
         occurred_at_ms=unix_ms,
+        replica_attempts=submit.moves + 1,
+        lost_cause=stream.lost_cause,
+        recomputed_tokens=stream.recomputed_tokens,
     )
 
 

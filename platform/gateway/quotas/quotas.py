@@ -135,6 +135,10 @@ class Quotas:
         """Of the output of one answer, as learned."""
         return self._estimates.expected(tenant_id, model, max_tokens)
 
+    def is_output_known(self, tenant_id: UUID, model: str) -> bool:
+        """Whether `expected_tokens` was learned, or is only what may be."""
+        return self._estimates.is_known(tenant_id, model)
+
     def headers(self, grant: KeyGrant, model: str = "") -> HeaderList:
         """Of a response that reserved nothing."""
         if not grant.quotas:

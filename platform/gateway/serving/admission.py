@@ -87,5 +87,5 @@ def _work_judge(gateway: Gateway) -> None:
     if refusal := gateway.spool.refusal:
         limit = LimitDetail(name="spool", scope="gateway", subject=gateway.settings.gateway_id)
         raise overloaded(refusal, 10_000, limit=limit)
-    if not gateway.upstream.dispatcher.is_ready:
+    if not gateway.upstream.is_served:
         raise gateway.upstream.dispatcher_away()

@@ -3,25 +3,27 @@
 The dispatcher says the level (policy.ladder); what it means for a request that comes in is decided here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from gateway.dialects.base import Ask
 from gateway.generation import Generation
 from gateway.http.exchange import HeaderList
 from gateway.runtime import Gateway
 from modelsvc.contracts import ModelRoute
 from tenants.contracts import KeyGrant
 
-SHORTER_OUTPUT = 3  # from this level on
+SHORTER_OUTPUT = 3  # from this level on, and of one choice
 SMALLER_MODEL = 4
 # Of the smaller model, about a request that the one that was asked for may well take.
 DOES_NOT_FIT = ("context_length_exceeded", "output_limit_exceeded", "invalid_value", "overloaded")
 
 _SHORTER = "max_tokens"
+_ONE_CHOICE = "n"
 
 
 @dataclass(slots=True)
 class Degradation:
-    """`measures` are those that took effect: max_tokens, model."""
+    """`measures` are those that took effect: model, n, max_tokens."""
 
     level: int
     measures: list[str] = field(default_factory=list)
@@ -53,6 +55,14 @@ def smaller_route(gateway: Gateway, grant: KeyGrant, route: ModelRoute, level: i
     is_served = any(replica.digest == smaller.digest for replica in gateway.upstream.replicas.ready())
     is_pressed = gateway.upstream.pressure.level(smaller.digest) >= SMALLER_MODEL
     return smaller if may_use and is_served and not is_pressed else None
+
+
+def choices_drop(ask: Ask, degradation: Degradation) -> Ask:
+    """One choice of each prompt, whatever was asked for: each of the others takes a whole answer's time."""
+    if degradation.level < SHORTER_OUTPUT or ask.generation.n == 1:
+        return ask
+    degradation.measures.append(_ONE_CHOICE)
+    return replace(ask, generation=replace(ask.generation, n=1))
 
 
 def output_shorten(

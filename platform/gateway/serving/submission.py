@@ -17,7 +17,13 @@ from gateway.quotas.quotas import Reservation
 from gateway.runtime import Gateway
 from gateway.serving.bounds import logprobs_judge, max_tokens_of, token_ids_judge
 from gateway.serving.deadline import DEADLINE_HEADER, deadline_at
-from gateway.serving.degrading import DOES_NOT_FIT, Degradation, output_shorten, smaller_route
+from gateway.serving.degrading import (
+    DOES_NOT_FIT,
+    Degradation,
+    choices_drop,
+    output_shorten,
+    smaller_route,
+)
 from gateway.upstream.stream import Stream
 from gpuworker.manifest import WeightsMismatch
 from gpuworker.wire.messages import Submit, pack_ids
@@ -101,6 +107,7 @@ async def _fitted(
     gateway: Gateway, call: Call, ask: Ask, route: ModelRoute, deadline: float, degradation: Degradation
 ) -> Prepared:
     """For that model. Raises ApiError."""
+    ask = choices_drop(ask, degradation)
     generation = ask.generation
     tokenizer = await tokenizer_get(gateway, route)
     context = gateway.max_context_tokens(route)
@@ -206,7 +213,17 @@ def _submit_message(
         route_revision=route.revision,
         expected_tokens=generation.n
         * gateway.quotas.expected_tokens(grant.tenant_id, route.slug, prepared.max_tokens[index]),
+        is_whole=_is_whole(gateway, prepared),
     )
+
+
+def _is_whole(gateway: Gateway, prepared: Prepared) -> bool:
+    """Whether its client, which is told nothing before, is to be told at once where the last token would be
+    late. What may be produced at most is no reason to refuse: that has to be learned, or asked for."""
+    generation, grant = prepared.generation, prepared.call.grant
+    if generation.stream or generation.klass == BATCH:
+        return False
+    return generation.ignore_eos or gateway.quotas.is_output_known(grant.tenant_id, prepared.route.slug)
 
 
 def _may_continue(generation: Generation, grant: KeyGrant) -> bool:

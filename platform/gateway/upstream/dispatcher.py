@@ -29,6 +29,7 @@ from gpuworker.wire.messages import (
 )
 
 DISPATCHER_SILENCE_S = 5.0
+TAKEOVER_S = 3.0  # a standby is active after two, and we have found it
 
 
 class Upstream:
@@ -58,9 +59,11 @@ class Upstream:
             on_message=self._said,
             on_lost=self._lost,
             silence_s=DISPATCHER_SILENCE_S,
+            tls=settings.tls,
+            role="dispatcher",
         )
         self._failover = failover = Failover(self.streams, self.sid_next, self.dispatcher.send, metrics)
-        self.replicas = Replicas(hello, self.streams, metrics, self.dispatcher.send, failover)
+        self.replicas = Replicas(hello, self.streams, metrics, self.dispatcher.send, failover, settings.tls)
 
     async def run(self) -> None:
         """Until cancelled; then every connection is closed."""
@@ -78,9 +81,20 @@ class Upstream:
         submitted."""
         if refusal := self._failover.quarantine.refusal(stream):
             raise refusal
-        if not self.dispatcher.send(stream.submit):
+        if not self.dispatcher.send(stream.submit) and not self._is_taken_over:
             raise self.dispatcher_away()
         self.streams[stream.sid] = stream
+
+    @property
+    def is_served(self) -> bool:
+        """A dispatcher is there, or will be in a moment: then requests wait here until `_ready`."""
+        return self.dispatcher.is_ready or self._is_taken_over
+
+    @property
+    def _is_taken_over(self) -> bool:
+        now = time.monotonic()
+        since_s = now - (self.dispatcher_lost_at or now)  # its end may not have been told yet
+        return self.dispatcher.has_standby and self.dispatcher_joined_at > 0 and since_s < TAKEOVER_S
 
     def dispatcher_away(self) -> ApiError:
         limit = LimitDetail(name="dispatcher", scope="gateway", subject=self._gateway_id)
@@ -134,7 +148,9 @@ class Upstream:
                 if stream is not None and not stream.is_settled and not stream.is_heard:
                     self.replicas.placed(stream, message)
             case Ended():
-                if stream := self.streams.get(message.sid):
+                stream = self.streams.get(message.sid)
+                # One that runs was submitted again to a dispatcher that does not know where.
+                if stream is not None and (not stream.is_heard or stream.cancel_reason):
                     _end(stream, message)
             case Pressure():
                 self.pressure.said(message)
@@ -175,7 +191,7 @@ def _end(stream: Stream, ended: Ended) -> None:
                 clears_in_ms=retry_after_ms,
             )
             code = "queue_full" if ended.code == "shed" else ended.code
-            if not ended.retry_after_ms:  # waiting does not help: its prompt alone takes too long
+            if not ended.retry_after_ms:  # no place within a minute, or it takes too long by itself
                 limit = msgspec.structs.replace(limit, clears_in_ms=None)
                 fail(ApiError(code, ended.message, limit=limit, headers=[(b"x-should-retry", b"false")]))
             else:

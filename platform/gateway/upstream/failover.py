@@ -16,6 +16,7 @@ from gateway.upstream.quarantine import Quarantine
 from gateway.upstream.stream import Stream
 from gpuworker.wire.messages import AnyMessage
 
+_SEEN_HERE = ("disconnected", "unreachable")  # the dispatcher may not know yet that the replica is lost
 MOVES_MOST = 2  # replicas that a request may be lost with, and still be tried again
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,16 @@ class Failover:
         self._metrics = metrics
         self.quarantine = Quarantine()
 
-    def move(self, stream: Stream, message: str) -> ApiError | None:
-        """Why it must end: the client reads the message. None: another replica gets it."""
+    def crashed(self, incarnation: str) -> None:
+        """A replica's process ended by itself. Its connection's end may have been noticed before."""
+        self.quarantine.crashed(incarnation)
+        for stream in self._streams.values():
+            if stream.lost_worker == incarnation:
+                stream.lost_cause = "crashed"
+
+    def move(self, stream: Stream, message: str, cause: str) -> ApiError | None:
+        """Why it must end: clients read the message, operators the cause. None: another replica gets it."""
+        stream.lost_cause, stream.lost_worker = cause, stream.worker
         now, lost = time.monotonic(), ApiError("replica_lost", message, retry_after_ms=1_000)
         if not stream.is_heard and stream.worker:
             self.quarantine.lost(stream)
@@ -50,13 +59,14 @@ class Failover:
         if not stream.may_move:
             return lost
         del self._streams[stream.sid]
-        stream.move(self._sid_next(), now)
+        stream.move(self._sid_next(), now, stream.worker if cause in _SEEN_HERE else "")
         self._streams[stream.sid] = stream
         kind = "continued" if stream.submit.emitted else "restarted"
         self._metrics.failovers.labels(kind).inc()
         logger.warning(
-            "request %s: its replica was lost, it is %s after %d tokens",
+            "request %s: its replica was lost (%s), it is %s after %d tokens",
             stream.request_id,
+            cause,
             kind,
             stream.submit.emitted,
         )

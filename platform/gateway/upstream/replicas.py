@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 
+from msgspec.structs import replace
+
 from gateway.errors import ApiError
 from gateway.metrics import Metrics
 from gateway.upstream.failover import Failover
@@ -30,7 +32,10 @@ from gpuworker.wire.messages import (
     WorkerDown,
     WorkerUp,
 )
+from gpuworker.wire.tls import WireTls
 
+# The dispatcher knows sooner, unless it is lost too, or only this connection is cut.
+WORKER_SILENCE_S = 5.0
 _NO_LOGPROBS: list[TokenLogprobs] = []
 
 logger = logging.getLogger(__name__)
@@ -58,7 +63,9 @@ class Replicas:
         metrics: Metrics,
         dispatcher_tell: Callable[[AnyMessage], bool],
         failover: Failover,
+        tls: WireTls | None = None,
     ) -> None:
+        self._tls = tls
         self._hello = hello
         self._streams = streams
         self._metrics = metrics
@@ -88,12 +95,19 @@ class Replicas:
     def unreachable(self, stream: Stream) -> None:
         """The dispatcher placed it where this gateway gets no connection."""
         sid = stream.sid
-        self._lost(stream, "the replica was lost: no connection to it")
+        self._lost(stream, "the replica was lost: no connection to it", "unreachable")
         self._dispatcher_tell(Cancel(sid=sid, reason="error"))
 
-    def _lost(self, stream: Stream, message: str) -> None:
+    def _misplaced(self, stream: Stream, up: WorkerUp) -> None:
+        """A replica with other weights took it all the same. Nothing of that was shown."""
+        sid, stream.worker = stream.sid, up.incarnation
+        logger.error("request %s ran on other weights, on %s", stream.request_id, stream.worker)
+        self._lost(stream, "the replica held other weights", "misplaced")
+        self._dispatcher_tell(Cancel(sid=sid, reason="error"))
+
+    def _lost(self, stream: Stream, message: str, cause: str) -> None:
         """Its replica produces nothing more for it. The client reads the message: no inner causes."""
-        if stream.is_settled or (error := self._failover.move(stream, message)) is None:
+        if stream.is_settled or (error := self._failover.move(stream, message, cause)) is None:
             return
         stream.ended_code = "replica_lost"
         stream.owner.fail(error)
@@ -113,25 +127,32 @@ class Replicas:
 
     def up(self, up: WorkerUp) -> None:
         if known := self._replicas.get(up.incarnation):
-            known.is_confirmed = True
-            return
+            if known.up == up or known.link.is_ready:  # what the process itself said is not doubted
+                known.is_confirmed = True
+                return
+            known.task.cancel()
         link = Link(
             f"worker {up.id}",
             up.address,
-            self._hello,
+            replace(self._hello, to=up.incarnation),
             accept=partial(_welcome_judge, up),
             on_ready=lambda: logger.info("worker %s connected", up.id),
             on_message=partial(self._said, up),
             on_lost=partial(self._link_lost, up),
+            silence_s=WORKER_SILENCE_S,
+            tls=self._tls,
+            role="worker",
+            peer_id=up.id,
         )
         self._replicas[up.incarnation] = Replica(up, link)
 
     def down(self, down: WorkerDown) -> None:
         if down.crashed:
-            self._failover.quarantine.crashed(down.incarnation)
+            self._failover.crashed(down.incarnation)
         if replica := self._replicas.pop(down.incarnation, None):
             replica.task.cancel()
-        if self._streams_end(down.incarnation, "the replica was lost"):
+        cause = "crashed" if down.crashed else "silent"
+        if self._streams_end(down.incarnation, "the replica was lost", cause):
             logger.warning("worker %s is down, its streams end: %s", down.id, down.cause)
 
     def placed(self, stream: Stream, placed: Placed) -> None:
@@ -142,24 +163,22 @@ class Replicas:
             return
         if replica.up.digest == stream.submit.digest:
             stream.worker_id = replica.up.id
-        else:
+        else:  # it will refuse, and the dispatcher place it elsewhere
             logger.error("request %s was placed on other weights", stream.request_id)
-            stream.owner.fail(
-                ApiError("engine_error", "the request was placed on a replica with other weights")
-            )
         if stream.cancel_reason:
             replica.link.send(Cancel(sid=stream.sid, reason=stream.cancel_reason))
 
     def _link_lost(self, up: WorkerUp, _: str) -> None:
-        for sid in self._streams_end(up.incarnation, "the connection to the replica was lost"):
+        message = "the connection to the replica was lost"
+        for sid in self._streams_end(up.incarnation, message, "disconnected"):
             self._dispatcher_tell(Cancel(sid=sid, reason="error"))
 
-    def _streams_end(self, incarnation: str, message: str) -> list[int]:
+    def _streams_end(self, incarnation: str, message: str, cause: str) -> list[int]:
         """Their numbers there."""
         lost = [s for s in self._streams.values() if s.worker == incarnation and not s.is_settled]
         sids = [stream.sid for stream in lost]
         for stream in lost:
-            self._lost(stream, message)
+            self._lost(stream, message, cause)
         return sids
 
     # -- token frames -------------------------------------------------------------------------------------
@@ -185,6 +204,8 @@ class Replicas:
             stream = streams.get(sid)
             if stream is None or not self._is_bound(stream, up):
                 self._stray(up, sid, message.ends)
+                if stream is not None and not stream.is_settled and not self._has_another(stream, up):
+                    self._misplaced(stream, up)
                 continue
             before = stream.last_token_at
             if stream.is_paused and not stream.is_heard:  # its client fell behind before it ran here
@@ -210,7 +231,9 @@ class Replicas:
                 )
         for end in message.ends:
             stream = streams.get(end.sid)
-            if stream is not None and self._is_bound(stream, up):
+            if stream is None or (end.reason == "moved" and stream.worker not in ("", up.incarnation)):
+                continue  # another replica has it already
+            if self._is_bound(stream, up):
                 self._end(stream, end)
 
     def _is_bound(self, stream: Stream, up: WorkerUp) -> bool:
@@ -218,13 +241,21 @@ class Replicas:
 
         A second replica, or other weights than the client was promised, are refused.
         """
+        if stream.is_settled or up.digest != stream.submit.digest:  # whatever was said of it before
+            return False
         if stream.worker_id and stream.worker == up.incarnation:
             return True
-        if stream.is_heard or stream.is_settled or up.digest != stream.submit.digest:
+        if stream.is_heard:
             return False
+        if stream.worker not in ("", up.incarnation):  # run twice, by a dispatcher that did not know
+            self.tell(stream.worker, Cancel(sid=stream.sid, reason="error"))
         stream.worker, stream.worker_id = up.incarnation, up.id
         stream.placed_at = time.monotonic()
         return True
+
+    def _has_another(self, stream: Stream, up: WorkerUp) -> bool:
+        """Whether a replica computes it that may, so that this one is too many."""
+        return stream.is_heard or stream.worker not in ("", up.incarnation)
 
     def _stray(self, up: WorkerUp, sid: int, ends: list[End]) -> None:
         self._metrics.stray_rows.inc()
@@ -232,6 +263,7 @@ class Replicas:
             self.tell(up.incarnation, Cancel(sid=sid, reason="error"))
 
     def _gap(self, stream: Stream, message: str) -> None:
+        """Frames were lost with a connection. What came before may have been shown."""
         if stream.is_settled:  # it is run again, by a dispatcher that did not know
             self.tell(stream.worker, Cancel(sid=stream.sid, reason="error"))
             return
@@ -239,21 +271,36 @@ class Replicas:
             return
         self._metrics.gaps.inc()
         logger.error("request %s: %s", stream.request_id, message)
+        if stream.may_move:
+            sid, worker = stream.sid, stream.worker
+            self._lost(stream, "part of the output was lost on its way", "disconnected")
+            self.tell(worker, Cancel(sid=sid, reason="error"))
+            self._dispatcher_tell(Cancel(sid=sid, reason="error"))
+            return
         stream.owner.fail(ApiError("stream_gap", "part of the output was lost on its way"))
 
     def _end(self, stream: Stream, end: End) -> None:
         if stream.is_settled:
             return
+        if end.reason == "moved" and end.message:  # the server that its replica stands for failed
+            self._lost(stream, end.message, "upstream_failed")
+            return
+        if end.reason == "moved":  # its replica stops and had no time left for it
+            self._lost(stream, "the replica was shut down", "shut_down")
+            return
+        is_whole = end.reason not in ("stop", "length") or end.output_tokens == stream.output_tokens
+        if not is_whole:
+            self._gap(stream, f"{stream.output_tokens} of {end.output_tokens} tokens arrived")
+            if stream.is_settled or stream.sid != end.sid:  # another replica goes on
+                return
         stream.end = end
         fail = stream.owner.fail
         match end.reason:
             case "stop" | "length":
-                if end.output_tokens != stream.output_tokens:
-                    self._gap(stream, f"{stream.output_tokens} of {end.output_tokens} tokens arrived")
                 if stream.submit.n == 1:
                     stream.choice_end(0, end.reason, end.output_tokens, end.stopped_by)
             case "deadline":
-                stream.owner.fail_late("the deadline passed while the model was running")
+                stream.owner.fail_late(end.message or "the deadline passed while the model was running")
             case "cancelled":
                 fail(ApiError("request_cancelled", "the request was cancelled", retry_after_ms=1_000))
             case _:

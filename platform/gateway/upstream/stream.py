@@ -35,6 +35,7 @@ class Stream:
     __slots__ = (
         "_ids",
         "_sink",
+        "_start_ms",
         "cancel_reason",
         "cancelled_at",
         "choice_ends",
@@ -47,11 +48,14 @@ class Stream:
         "is_paused",
         "is_settled",
         "last_token_at",
+        "lost_cause",
+        "lost_worker",
         "owner",
         "placed_at",
         "prompt",
         "prompt_tokens",
         "received",
+        "recomputed_tokens",
         "sid",
         "submit",
         "submitted_at",
@@ -76,6 +80,7 @@ class Stream:
         self.owner = owner
         self._sink = owner.sink
         self.submitted_at = now
+        self._start_ms = submit.start_ms  # from then on
         self.deadline_at = deadline_at
         self.placed_at = 0.0
         self.first_token_at = 0.0
@@ -91,6 +96,9 @@ class Stream:
         self.cancelled_at = 0.0
         self.end: End | None = None
         self.ended_code = ""  # of the dispatcher, or replica_lost
+        self.lost_cause = ""  # why the latest replica was lost, one of billing.contracts.LOST_CAUSES
+        self.lost_worker = ""  # its incarnation
+        self.recomputed_tokens = 0  # prompt and output that other replicas had to compute again
         self.is_paused = False  # or is to be, once it runs
         self.is_settled = False
 
@@ -162,10 +170,12 @@ class Stream:
             return False
         return len(self._ids) == _BYTES_PER_ID * self.output_tokens
 
-    def move(self, sid: int, now: float) -> None:
-        """To be submitted again, under that number: no replica has it any more."""
-        submit, ids = self.resubmit(now), self._ids or b""
-        emitted = len(ids) // _BYTES_PER_ID
+    def move(self, sid: int, now: float, lost_on: str) -> None:
+        """To be submitted again, under that number: no replica has it any more. `lost_on`: see `Submit`."""
+        ids = self._ids or b""
+        if emitted := len(ids) // _BYTES_PER_ID:
+            self.submitted_at = now  # it was served until now: its start is as far as one's that comes now
+        submit = self.resubmit(now)
         prompt = self.prompt_bytes + ids
         self.submit = msgspec.structs.replace(
             submit,
@@ -173,11 +183,12 @@ class Stream:
             moves=submit.moves + 1,
             prompt=bytes(prompt),
             emitted=emitted,
-            start_ms=0 if emitted else submit.start_ms,
+            lost_on=lost_on,
         )
         self.sid, self.worker, self.worker_id = sid, "", ""
         self.placed_at, self.is_heard = 0.0, False
-        if emitted:
+        if emitted:  # of one without a token nobody knows how far it was
+            self.recomputed_tokens += self.prompt_tokens + emitted
             self._sink.continued(self.submit.moves + 1)
 
     def resubmit(self, now: float) -> Submit:
@@ -185,9 +196,10 @@ class Stream:
         waited_ms = int((now - self.submitted_at) * 1000)
         return msgspec.structs.replace(
             self.submit,
-            waited_ms=waited_ms,
-            start_ms=max(1, self.submit.start_ms - waited_ms) if self.submit.start_ms else 0,
+            waited_ms=max(1, waited_ms),  # 0 is for new ones
+            start_ms=max(1, self._start_ms - waited_ms) if self._start_ms else 0,
             deadline_ms=max(1, int((self.deadline_at - now) * 1000)),
+            lost_on="",
         )
 
     def settle(self) -> None:
